@@ -37,7 +37,7 @@ from lambdahat.operators.curvature import (
     gradient_covariance,
     hessian,
 )
-from lambdahat.operators.exact.closed_form import MAX_ROUNDS, MIN_ROUNDS
+from lambdahat.operators.exact import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.problem import Problem
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
 from lambdahat.sampling.kernels.hmc import HMC
@@ -176,14 +176,14 @@ def _sampled_work(problem: Problem, operator: LinearOperator, settings: MeasureS
 
 def _diagonal_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
     """No products where the network's structure gives a closed form."""
-    if isinstance(operator, Hessian | GaussNewton) and operator.closed_diagonal:
+    if isinstance(operator, Hessian | GaussNewton) and operator.exact.closed_diagonal:
         return products(operator, 0, 0, 2)
     return replace(_sampled_work(problem, operator, settings), fewest=0)
 
 
 def _trace_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
     """The closed form, or rounds of random signals where that takes too many products."""
-    if isinstance(operator, Hessian | GaussNewton) and operator.trace_by == "rounds":
+    if isinstance(operator, Hessian | GaussNewton) and operator.exact.trace_by == "rounds":
         return products(operator, MIN_ROUNDS, MAX_ROUNDS, 2)
     return _diagonal_work(problem, operator, settings)
 

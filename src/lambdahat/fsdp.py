@@ -32,7 +32,7 @@ from lambdahat.problem.distributed import (
     agree_on_data,
     coarsest,
     is_sharded,
-    moved,
+    perturb,
     reshard,
     rounding,
 )
@@ -83,7 +83,7 @@ class ShardedProblem:
         self.batches = make_batches(data, batch_size, DEFAULT_BATCH, self.device, None)
         self._evaluate = Evaluator(model, make_loss(loss), "eval", lambda: {}, False)
         with self._at(None), torch.no_grad():
-            self._evaluate = self._evaluate.asked(dict, self.batches)
+            self._evaluate = self._evaluate.read_labels(dict, self.batches)
         terms = [self._evaluate.terms(batch) for batch in self.batches]
         self.weights = [term / sum(terms) for term in terms]
         self.num_parameters, self.num_samples = (
@@ -262,7 +262,7 @@ class ShardedProblem:
         }
         self.ranks.agree("the sharded problem", seen, self.device)
         with self._at(
-            torch.cat([part.reshape(-1) for part in moved(map(_local, self._parameters))])
+            torch.cat([part.reshape(-1) for part in perturb(map(_local, self._parameters))])
         ):
             self._backward(few, 1.0)
             apart = self._collected()

@@ -21,7 +21,7 @@ from lambdahat.cli.app import app
 from lambdahat.cli.forecast import forecast
 from lambdahat.experiments.kit.store import Store
 from lambdahat.operators import hessian
-from lambdahat.operators.exact.closed_form import MAX_ROUNDS, MIN_ROUNDS
+from lambdahat.operators.exact import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.results import Landscape, Status
 from lambdahat.results.measurement import Measurement
 

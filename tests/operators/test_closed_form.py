@@ -15,10 +15,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from lambdahat.estimators import trace
 from lambdahat.operators import fisher, ggn, gradient_covariance, hessian
-from lambdahat.operators.exact import closed_form, layer_squares
-from lambdahat.operators.exact.closed_form import diagonal_of, sampled_trace, trace_of
+from lambdahat.operators.exact import ClosedForm, closed_form, layer_squares
 from lambdahat.operators.exact.layer_squares import LayerCall
-from lambdahat.operators.exact.validity import exact_factors, few_of, samples_separate
+from lambdahat.operators.exact.validity import few_of, separate_output
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.problem import Problem
 from lambdahat.results import Status
@@ -233,11 +232,10 @@ def problem_of(
 def agree(
     problem: Problem, dense: Tensor, kind: str = "hessian", tolerance: float = 1e-10, **options: Any
 ) -> None:
-    leaves = leaves_of(problem, problem.vector)
-    factors = exact_factors(few_of(problem, leaves), kind, **options)
+    form = ClosedForm(problem, kind, **options)
     scale = float(dense.diagonal().abs().sum())
-    assert abs(trace_of(problem, leaves, factors) - float(dense.trace())) <= tolerance * scale
-    assert relative(diagonal_of(problem, leaves, factors), dense.diagonal()) <= tolerance
+    assert abs(float(form.sums().sum() - dense.trace())) <= tolerance * scale
+    assert relative(form.sums(diagonal=True), dense.diagonal()) <= tolerance
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -346,7 +344,7 @@ def root_mean_square(output: Tensor, target: Tensor) -> Tensor:
 def test_losses_that_mix_samples_have_no_factors() -> None:
     problem = problem_of(*MODELS["linear"][:2], loss=root_mean_square)
     operator = ggn(problem)
-    assert operator.factors is None
+    assert operator.exact.factors is None
     assert operator.known_trace() is None
     assert relative(operator.dense(), dense_ggn(problem)) < 1e-9
     with pytest.raises(ValueError, match="the loss has no factors at this output"):
@@ -377,7 +375,7 @@ def test_models_that_mix_samples_have_no_factors(case: str) -> None:
             (4,),
             loss="gaussian_nll",
         )
-    assert not samples_separate(few_of(problem, leaves_of(problem, problem.vector)))
+    assert separate_output(few_of(problem, leaves_of(problem, problem.vector))) is None
     assert ggn(problem).known_trace() is None
     assert hessian(problem).known_trace() is None
     assert ggn(problem).sampled_trace(0.1, 0) is None
@@ -502,11 +500,11 @@ class TestExactTraceOfTheHessian:
             batch_size=2,
         )
         operator = hessian(problem)
-        assert operator.form.curved == ""
+        assert operator.exact.form.curved == ""
         assert operator.known_trace() == pytest.approx(
             float(dense_hessian(problem).trace()), rel=1e-10
         )
-        assert operator.form.curved == "Tanh is not piecewise linear"
+        assert operator.exact.form.curved == "Tanh is not piecewise linear"
         assert (
             relative(hessian(problem).known_diagonal(), dense_hessian(problem).diagonal()) < 1e-10
         )
@@ -520,9 +518,9 @@ class TestExactTraceOfTheHessian:
         x[-1, 0] = 50.0
         model = Net(branching, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
         operator = hessian(Problem(model, "cross_entropy", (x, y), batch_size=2))
-        assert operator.form.refused == ""
+        assert operator.exact.form.refused == ""
         assert operator.known_trace() is None
-        assert operator.form.refused == "Softmax is not piecewise linear"
+        assert operator.exact.form.refused == "Softmax is not piecewise linear"
         assert operator.known_diagonal() is None
 
 
@@ -585,10 +583,9 @@ class TestSampledTrace:
         problem = make()
         exact = float(dense_ggn(problem).trace())
         monkeypatch.setitem(closed_form.CHUNK, "cpu", chunk)
-        leaves = leaves_of(problem, problem.vector)
-        scores = []
+        form, scores = ClosedForm(problem, "hessian"), []
         for seed in range(60):
-            found = sampled_trace(problem, leaves, 0.2, seed)
+            found = form.sample(0.2, seed)
             chance = stats.t.cdf((found.value - exact) / found.stderr, found.dof)
             scores.append(float(stats.norm.ppf(chance)))
         z = torch.tensor(scores)
@@ -596,13 +593,12 @@ class TestSampledTrace:
         assert 0.5 < float(z.var()) < 1.6  # 3 standard deviations of a variance of 60 normal scores
 
     def test_tolerance_and_budget(self) -> None:
-        problem = sequences()
-        leaves = leaves_of(problem, problem.vector)
-        found = sampled_trace(problem, leaves, 0.05, 0)
+        form = ClosedForm(sequences(), "hessian")
+        found = form.sample(0.05, 0)
         low, high = found.interval(0.95)
         assert found.status is Status.CONVERGED
         assert high - low <= 2 * 0.05 * found.value
-        tight = sampled_trace(problem, leaves, 1e-4, 0)
+        tight = form.sample(1e-4, 0)
         assert tight.status is Status.SAMPLES_SPENT
         assert tight.dof == closed_form.MAX_ROUNDS - 1
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import lambdahat as lh
 from lambdahat.estimators import trace
-from lambdahat.operators import curvature, ggn, hessian
+from lambdahat.operators import ggn, hessian
 from lambdahat.operators.exact import closed_form, residual_checks
 from lambdahat.operators.exact.layer_squares import record_layers
 from lambdahat.operators.exact.residual_checks import Layers
@@ -223,7 +223,7 @@ def test_squares_of_bfloat16_are_summed_in_single_precision(
     1), exactly.
     """
     if not layered:
-        monkeypatch.setattr(curvature, "trusted_layers", lambda *_: closed_form.Trusted(set(), 2))
+        monkeypatch.setattr(closed_form, "trusted_layers", lambda *_: closed_form.Trusted(set(), 2))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         x = torch.randn(300, 7).bfloat16()
@@ -301,7 +301,7 @@ def deep(depth: int, hooked: int | None, act: type[nn.Module] = nn.Sigmoid) -> P
 
 @pytest.mark.parametrize("hooked", [None, *range(0, 30, 3), 29])
 def test_what_is_hidden_in_one_of_many_layers(hooked: int | None) -> None:
-    assert bool(hessian(deep(30, hooked)).form.refused) == (hooked is not None)
+    assert bool(hessian(deep(30, hooked)).exact.form.refused) == (hooked is not None)
 
 
 def passes(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
@@ -316,7 +316,7 @@ def passes(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
     for layer in problem.model:
         layer.register_forward_hook(count)
     monkeypatch.setattr(residual_checks, "MOST_CHECKED", 0)
-    assert not hessian(problem).form.refused
+    assert not hessian(problem).exact.form.refused
     return len(seen)
 
 
@@ -360,5 +360,6 @@ def test_parallel_layers_are_looked_at_together(hooked: int | None, gated: bool)
         )
     leaves = leaves_of(problem, problem.vector)
     output, calls = record_layers(problem, leaves, problem.batches.first())
-    groups = Layers(output, leaves, {prefix: uses[0] for prefix, uses in calls.items()}).probed()
+    layers = Layers(output, leaves, {prefix: uses[0] for prefix, uses in calls.items()})
+    groups = layers.probe_groups()
     assert sorted(map(len, groups)) == ([1, 1, 11] if gated else [1, 12])

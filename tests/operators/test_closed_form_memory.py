@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -105,7 +105,7 @@ def test_every_way_is_exact_by_any_rows(
     monkeypatch.setattr(layer_squares, "FEW_SIGNALS", 1 << 18 if together else 0)
     agree(problem, dense)
     operator = lh.ggn(problem)
-    assert operator.trusted.names == set(problem.space.names)
+    assert operator.exact.trusted.names == set(problem.space.names)
     seen, blocks = counted(monkeypatch), math.ceil(9 / rows)
     operator.known_trace()
     # the last layer has one position
@@ -185,13 +185,13 @@ def test_signals_stay_within_their_room_where_the_batch_cannot_be_cut(
     )  # bytes of one factor's signals, at the convolution's output and the last layer's input
     monkeypatch.setattr(layer_squares, "SIGNAL_BYTES", 2 * row)
     monkeypatch.setattr(layer_squares, "FEW_SIGNALS", 1 << 60 if together else 0)
-    sent, plain = [], layer_squares._signals
+    sent, plain = [], layer_squares._squares
 
-    def spy(tops: Any, edges: Any, seeds: Sequence[Tensor], calls: Any) -> Any:
-        sent.append(len(seeds[0]))
-        return plain(tops, edges, seeds, calls)
+    def spy(call: Any, deltas: Any, signs: Tensor, *rest: Any) -> Any:
+        sent.append(len(signs))
+        return plain(call, deltas, signs, *rest)
 
-    monkeypatch.setattr(layer_squares, "_signals", spy)
+    monkeypatch.setattr(layer_squares, "_squares", spy)
     agree(problem, dense)
     assert max(sent) == (1 if together else 2)
 

@@ -15,7 +15,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 from lambdahat.estimators import trace, trace_per_layer
-from lambdahat.operators import curvature, ggn, hessian
+from lambdahat.operators import exact as exact_forms
+from lambdahat.operators import ggn, hessian
 from lambdahat.operators.exact import closed_form, layer_squares, residual_checks
 from lambdahat.problem import Problem
 from lambdahat.results import Status
@@ -59,7 +60,7 @@ def agree(problem: Problem, columns: int = 0) -> None:
     was multiplied.
     """
     operator, dense = hessian(problem), dense_hessian(problem)
-    assert operator.form.columns == columns
+    assert operator.exact.form.columns == columns
     found = trace(operator, method="exact")
     assert found.value == pytest.approx(float(dense.trace()), rel=1e-9, abs=1e-9)
     assert (found.stderr, found.cost, found.status) == (0.0, 0, Status.CONVERGED)
@@ -318,7 +319,7 @@ def test_errors_of_sampled_residuals_are_true(
     make: Callable[[], Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over 60 seeds the errors in their own standard errors have mean 0 and variance 1."""
-    monkeypatch.setattr(curvature, "MANY_FACTORS", 3)
+    monkeypatch.setattr(closed_form, "MANY_FACTORS", 3)
     operator = hessian(make())
     exact, scores = float(dense_hessian(make()).trace()), []
     for seed in range(60):
@@ -334,7 +335,7 @@ def test_errors_of_sampled_residuals_are_true(
 
 
 def test_rounds_go_on_until_the_error_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curvature, "MANY_FACTORS", 3)
+    monkeypatch.setattr(closed_form, "MANY_FACTORS", 3)
     operator = hessian(deep())
     found = trace(operator, tol=0.02)
     assert found.dof > closed_form.MIN_ROUNDS
@@ -349,7 +350,7 @@ def test_products_go_on_where_rounds_are_spent(
     make: Callable[[], Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the dense answer, which a tolerance that no rounds reach asks for."""
-    monkeypatch.setattr(curvature, "MANY_FACTORS", 3)
+    monkeypatch.setattr(closed_form, "MANY_FACTORS", 3)
     monkeypatch.setattr(closed_form, "MAX_ROUNDS", 16)
     cases = [(hessian(make()), dense_hessian(make()))]
     if make is many_classes:
@@ -362,11 +363,11 @@ def test_products_go_on_where_rounds_are_spent(
 
 
 def test_too_many_columns_are_left_to_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curvature, "MANY_FACTORS", 3)
-    monkeypatch.setattr(curvature, "MOST_COLUMNS", 3)
+    monkeypatch.setattr(closed_form, "MANY_FACTORS", 3)
+    monkeypatch.setattr(exact_forms, "MOST_COLUMNS", 3)
     operator = hessian(deep())
     assert operator.known_diagonal() is None
-    assert operator.trace_by == "rounds"
+    assert operator.exact.trace_by == "rounds"
     with pytest.raises(
         ValueError, match="Tanh is not piecewise linear, which takes 4 signals a sample"
     ):

@@ -462,7 +462,7 @@ def test_weighted_losses_take_classes_in_the_last_dimension(name):
         loss.value(output, target), module(output.movedim(-1, 1), target), rtol=1e-12
     )
     square = normal(2, 3, 3).log_softmax(-1), labels(3, 2, 3)
-    settled = loss.settled([square, (output, target)])
+    settled = loss.settle([square, (output, target)])
     assert torch.allclose(
         settled.value(*square), module(square[0].movedim(-1, 1), square[1]), rtol=1e-12
     )
@@ -484,7 +484,7 @@ def test_class_weights_are_taken_in_the_precision_of_the_output():
 
 def test_the_dimension_of_the_classes_is_decided_by_a_batch_that_shows_it():
     clear, square = (normal(2, 2, 3), labels(3, 2, 2)), (normal(2, 3, 3), labels(3, 2, 3))
-    loss = make_loss("cross_entropy").settled([square, clear])
+    loss = make_loss("cross_entropy").settle([square, clear])
     expected = F.cross_entropy(square[0].movedim(-1, 1), square[1])
     assert torch.allclose(loss.value(*square), expected)
     with pytest.raises(ValueError, match="same dimension in every batch"):
@@ -492,7 +492,7 @@ def test_the_dimension_of_the_classes_is_decided_by_a_batch_that_shows_it():
     with pytest.raises(
         ValueError, match=r"both fit the targets; move the classes to dimension 1 .* or flatten"
     ):
-        make_loss("cross_entropy").settled([square])
+        make_loss("cross_entropy").settle([square])
     assert torch.allclose(
-        make_loss(F.cross_entropy).settled([square]).value(*square), F.cross_entropy(*square)
+        make_loss(F.cross_entropy).settle([square]).value(*square), F.cross_entropy(*square)
     )

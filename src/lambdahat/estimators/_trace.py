@@ -13,7 +13,7 @@ from lambdahat._core.check import require, require_choice, require_count, requir
 from lambdahat._core.device import default_context, full_precision
 from lambdahat.estimators._diagonal import dense_diagonal
 from lambdahat.estimators.estimator_registry import estimator
-from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded
+from lambdahat.estimators.probes import KINDS, Probes, block_sizes, column_dots, crowded
 from lambdahat.estimators.sequential import (
     MINIMUM,
     SKETCHED,
@@ -159,9 +159,9 @@ def trace(
     require_choice(method, "method", METHODS)
     fits = operator.symmetric or method not in ("hutch++", "xtrace")
     require(fits, "method", "be 'hutchinson' for an operator that is not symmetric", repr(method))
-    kind = probe or ("sphere" if method == "xtrace" else "rademacher")
-    probes = Probes(operator, kind, seed, "trace")
-    found = _estimate(operator, tol, method, max_matvecs, probes, seed)
+    probe = probe or ("sphere" if method == "xtrace" else "rademacher")
+    require_choice(probe, "probe", KINDS)
+    found = _estimate(operator, tol, method, max_matvecs, probe, seed)
     rounding = rounding_of(operator)
     if rounding is None:
         return found
@@ -173,7 +173,7 @@ def _estimate(
     tol: float,
     method: str,
     max_matvecs: int | None,
-    probes: Probes,
+    probe: str,
     seed: int,
 ) -> Estimate:
     """The trace with the error of the probes."""
@@ -195,7 +195,7 @@ def _estimate(
     meter = Meter("trace", max_matvecs, operator, near)
     if operator.dim <= min(SMALL, meter.limit):
         return _dense(operator, meter)
-    unit = Normalised(operator)
+    unit, probes = Normalised(operator), Probes(operator, probe, seed, "trace")
     control = None if near is None else Normalised(near, unit)
     found = _ESTIMATORS[method](_Task(unit, control, probes, meter, tol))
     if not found.reached and operator.dim <= meter.left:

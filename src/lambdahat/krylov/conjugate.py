@@ -20,12 +20,10 @@ ROUNDING = 10.0  # how far rounding may leave the true residual above the tolera
 
 @dataclass(frozen=True)
 class Solution:
-    """X (P,) or (P, k) with AX ≈ B: ``residuals`` ‖B − AX‖/‖B‖ by a last product, per right-hand
-    side.
+    """X (P,) or (P, k) with AX ≈ B, and the ``residuals`` ‖B − AX‖/‖B‖ by a last product.
 
-    ``converged`` says where the recurrence reached the tolerance, and the last product ten times
-    that: rounding stops the true residual above that of the recurrence. ``curvature`` is the least
-    pᵀAp/pᵀp met; at or below 0 the operator is not positive definite.
+    ``converged``: where the recurrence reached the tolerance, and the last product ten times that.
+    ``curvature`` is the least pᵀAp/pᵀp met; at or below 0 A is not positive definite.
     """
 
     solution: Tensor
@@ -53,11 +51,8 @@ def conjugate_gradients(
     """
     operator = require_symmetric(operator, "conjugate_gradients")
     tol = default_tolerance(operator) if tol is None else require_positive(tol, "tol")
-    limit = (
-        min(10 * operator.dim + 10, 10_000)
-        if max_matvecs is None
-        else require_count(max_matvecs, "max_matvecs")
-    )
+    limit = min(10 * operator.dim + 10, 10_000)
+    limit = limit if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
     fits = rhs.ndim in (1, 2) and rhs.shape[0] == operator.dim
     require(fits, "rhs", f"have shape ({operator.dim},) or ({operator.dim}, k)", rhs)
     residual = rhs.reshape(operator.dim, -1).to(working_dtype(operator), copy=True)
@@ -69,9 +64,10 @@ def conjugate_gradients(
         r = residual[:, active]
         z = r if preconditioner is None else (preconditioner @ r).to(r.dtype)
         new = dot(r, z)
-        direction = (
-            z if direction is None or old is None else z + direction * (new / old).to(r.dtype)
-        )
+        if direction is None or old is None:
+            direction = z
+        else:
+            direction = z + direction * (new / old).to(r.dtype)
         image = (operator @ direction).to(r.dtype)
         cost += len(active)
         bend = dot(direction, image)
@@ -85,9 +81,8 @@ def conjugate_gradients(
         on = (left[active] > tol * size[active]) & (bend > 0)
         active, direction, old = active[on], direction[:, on], new[on]
     if cost:
-        residual = rhs.reshape(operator.dim, -1).to(solution) - (operator @ solution).to(
-            solution.dtype
-        )
+        image = (operator @ solution).to(solution.dtype)
+        residual = rhs.reshape(operator.dim, -1).to(solution) - image
         cost += residual.shape[1]
     true = dot(residual, residual).sqrt()
     converged = (left <= tol * size) & (true <= ROUNDING * tol * size)
@@ -101,9 +96,7 @@ def default_tolerance(operator: LinearOperator) -> float:
 
 
 class Inverse(LinearOperator):
-    """(A + damping·I)⁻¹ by conjugate gradients: one product of it costs as many of A as CG
-    takes.
-    """
+    """(A + damping·I)⁻¹ by conjugate gradients: a product costs as many of A as CG takes."""
 
     def __init__(
         self, inner: LinearOperator, damping: float, tol: float, max_matvecs: int | None
@@ -114,21 +107,11 @@ class Inverse(LinearOperator):
     def _apply(self, block: Tensor) -> Tensor:
         damped = self.inner + self.damping * identity(self.inner) if self.damping else self.inner
         found = conjugate_gradients(damped, block, self.tol, self.max_matvecs)
-        met, left = found.curvature, float(found.residuals.max())
-        require(
-            met > 0,
-            "the operator of inverse",
-            "be positive definite",
-            f"curvature {met:.3g}",
-            "raise damping",
-        )
-        require(
-            bool(found.converged.all()),
-            "conjugate gradients",
-            f"reach a residual of {self.tol:g}",
-            f"{left:.2g} after {found.cost} products",
-            "raise max_matvecs, tol or damping",
-        )
+        met, left, name = found.curvature, float(found.residuals.max()), "the operator of inverse"
+        require(met > 0, name, "be positive definite", f"curvature {met:.3g}", "raise damping")
+        done, expected = bool(found.converged.all()), f"reach a residual of {self.tol:g}"
+        got, cure = f"{left:.2g} after {found.cost} products", "raise max_matvecs, tol or damping"
+        require(done, "conjugate gradients", expected, got, cure)
         return found.solution.to(self.dtype)
 
 
@@ -145,11 +128,7 @@ def inverse(
     ``tol``, or when one more shows that rounding has left the true residual above ten times that.
     """
     operator = require_symmetric(operator, "inverse")
-    require(
-        math.isfinite(damping) and damping >= 0,
-        "damping",
-        "be a finite number of at least 0",
-        repr(damping),
-    )
+    fine = math.isfinite(damping) and damping >= 0
+    require(fine, "damping", "be a finite number of at least 0", repr(damping))
     tol = default_tolerance(operator) if tol is None else require_positive(tol, "tol")
     return Inverse(operator, float(damping), tol, max_matvecs)

@@ -50,11 +50,9 @@ STRIDE = 64
 
 
 def basis_bytes(count: int, dim: int, dtype: torch.dtype, place: str) -> int:
-    """What ``count`` vectors take on the device; whole ones beside them where they are kept
-    elsewhere or rounded.
+    """Bytes of ``count`` vectors on the device, with whole ones beside those kept elsewhere.
 
-    What is widened meanwhile, an eighth of the rounded ones at most, has the room of a product,
-    made before or after.
+    What is widened meanwhile has the room of a product, made before or after.
     """
     if place == "host":
         return (2 + FEW) * dim * dtype.itemsize
@@ -66,11 +64,7 @@ def basis_bytes(count: int, dim: int, dtype: torch.dtype, place: str) -> int:
 def chosen_place(
     count: int, dim: int, dtype: torch.dtype, device: torch.device, room: float, asked: str
 ) -> str:
-    """The place asked for or, for "auto", the first that fits: the device, half the bytes, the host
-    of a GPU.
-
-    The host of a CPU is the device.
-    """
+    """The place asked for or, for "auto", the first that fits: device, half the bytes, host."""
     require_choice(asked, "basis", PLACES)
     if asked == "host" and device.type == "cpu":
         return "device"
@@ -83,9 +77,7 @@ def chosen_place(
 
 
 class Basis:
-    """Rows (capacity, P), written one by one, and what Gram–Schmidt and Rayleigh–Ritz do with
-    them.
-    """
+    """Rows (capacity, P), written one by one, for Gram–Schmidt and Rayleigh–Ritz."""
 
     def __init__(
         self,
@@ -97,14 +89,12 @@ class Basis:
     ) -> None:
         self.dtype, self.device, self.place, self.dim = dtype, device, place, dim
         host, stored = place == "host", HALF[dtype] if place == "half" else dtype
-        stride = _padded(dim) if place == "device" else dim
-        self.rows = torch.empty(
-            capacity,
-            stride,
-            dtype=stored,
-            device="cpu" if host else device,
-            pin_memory=host and device.type == "cuda",
-        )[:, :dim]
+        shape = capacity, _padded(dim) if place == "device" else dim
+        pinned = host and device.type == "cuda"
+        rows = torch.empty(
+            *shape, dtype=stored, device="cpu" if host else device, pin_memory=pinned
+        )
+        self.rows = rows[:, :dim]
         self._whole: dict[int, Tensor] = {}
 
     def __getitem__(self, j: int) -> Tensor:
@@ -126,15 +116,14 @@ class Basis:
 
     def orthogonalise(self, w: Tensor, count: int) -> Tensor:
         """w − QQᵀw in place over the first ``count`` rows; returns Qᵀw."""
+        rows = self.rows[:count]
         if self.place == "host":
-            blocks = self.rows[:count].split(FEW)
-            return torch.cat(
-                [self._remove(block.to(self.device, non_blocking=True), w) for block in blocks]
-            )
+            moved = (few.to(self.device, non_blocking=True) for few in rows.split(FEW))
+            return torch.cat([self._remove(few, w) for few in moved])
         newest = [self._whole[j] for j in range(count) if j in self._whole]
         if not newest:
-            return self._remove(self.rows[:count], w)
-        older = self._widened(self.rows[: count - len(newest)], w)
+            return self._remove(rows, w)
+        older = self._widened(rows[: count - len(newest)], w)
         return torch.cat([older, *(self._remove(row[None], w).to(older) for row in newest)])
 
     def subtract(self, w: Tensor, weights: Tensor, count: int) -> None:
@@ -176,7 +165,7 @@ class Basis:
 
     def _widened(self, rows: Tensor, w: Tensor) -> Tensor:
         """The same for rows of fewer bits, widened a chunk of columns at a time."""
-        step = _widened_columns(len(rows), self.dim)
+        step = min(max(GEMV_RUN, WIDENED // max(1, len(rows))), -(-self.dim // WIDENED_PART))
         columns = [slice(left, left + step) for left in range(0, self.dim, step)]
         parts = [_overlaps(rows[:, where].to(w.dtype), w[where]).double() for where in columns]
         overlaps = torch.stack(parts).sum(0)
@@ -188,11 +177,6 @@ class Basis:
 def _padded(dim: int) -> int:
     """Elements from the start of a row to that of the next."""
     return -(-dim // STRIDE) * STRIDE
-
-
-def _widened_columns(count: int, dim: int) -> int:
-    """Columns of ``count`` rows that are widened together."""
-    return min(max(GEMV_RUN, WIDENED // max(1, count)), -(-dim // WIDENED_PART))
 
 
 def _overlaps(rows: Tensor, w: Tensor) -> Tensor:
@@ -211,8 +195,7 @@ LEAST_STEPS = 16  # recording takes as long as a few steps
 
 
 class RecordedSteps:
-    """Steps of one Krylov decomposition: A q_j, the recurrence, Gram–Schmidt twice, and row j + 1
-    of the basis.
+    """Steps of one Krylov decomposition as a CUDA graph: A q_j, Gram–Schmidt twice, row j + 1.
 
     ``scalars`` are α, β and the drifts of the steps, (capacity,) each, float64 on the device.
     """
@@ -237,22 +220,16 @@ class RecordedSteps:
     def of(
         cls, basis: Basis, operator: LinearOperator, scalars: tuple[Tensor, Tensor, Tensor]
     ) -> RecordedSteps | None:
-        """For an operator whose products can be recorded and a basis that is small; None for
-        others.
-        """
-        small = (
-            basis.rows.numel() * basis.rows.element_size() <= MOST_BYTES
-            and len(basis.rows) > LEAST_STEPS
-        )
+        """For an operator whose products can be captured and a small basis, else None."""
+        rows = basis.rows
+        small = rows.numel() * rows.element_size() <= MOST_BYTES and len(rows) > LEAST_STEPS
         if basis.device.type != "cuda" or basis.place != "device" or not small:
             return None
         found = operator.recordable()
         return None if found is None else cls(basis, found[0], operator.dtype, scalars, found[1])
 
     def step(self, number: int) -> None:
-        """Step number j of the decomposition, whose rows 0 … j are there; not the one after a
-        thick restart.
-        """
+        """Step j of the decomposition, with rows 0 … j there; not after a thick restart."""
         if number != self._next:  # after a restart, or what was cut off
             self._place.fill_(number)
         self.replay("step", self._work)
@@ -293,33 +270,17 @@ FALL = 0.01  # of β in one step: the end of a Krylov space seen through amplifi
 
 
 def require_symmetric(given: OperatorLike, name: str) -> LinearOperator:
-    """The operator that a caller of this ``name`` was given, or the matrix as one, which must be
-    symmetric.
-    """
-    operator = as_operator(given)
-    require(
-        operator.symmetric,
-        f"the operator of {name}",
-        "be symmetric",
-        repr(operator),
-        "pass its symmetric part, lh.operator((M + M.T) / 2)",
-    )
+    """The operator, or matrix, that ``name`` was called with; it must be symmetric."""
+    operator, cure = as_operator(given), "pass its symmetric part, lh.operator((M + M.T) / 2)"
+    require(operator.symmetric, f"the operator of {name}", "be symmetric", repr(operator), cure)
     return operator
 
 
-def require_finite(products: Tensor) -> None:
+def require_finite(products: Tensor | bool) -> None:
     """Refuse NaN and infinity in what products gave."""
-    _require_finite(bool(torch.isfinite(products).all()))
-
-
-def _require_finite(finite: bool) -> None:
-    require(
-        finite,
-        "a product of the operator",
-        "be finite",
-        "NaN or infinity",
-        "check the loss and the parameters for NaN",
-    )
+    finite = products if isinstance(products, bool) else bool(torch.isfinite(products).all())
+    name, cure = "a product of the operator", "check the loss and the parameters for NaN"
+    require(finite, name, "be finite", "NaN or infinity", cure)
 
 
 def working_dtype(operator: LinearOperator) -> torch.dtype:
@@ -328,22 +289,18 @@ def working_dtype(operator: LinearOperator) -> torch.dtype:
 
 
 def random_vector(operator: LinearOperator, seed: int, *names: object) -> Tensor:
-    """A unit vector (P,), uniform on the sphere: drawn on the CPU, then moved to the operator's
-    device.
-    """
+    """A unit vector (P,), uniform on the sphere, drawn on the CPU."""
     draw: Tensor = torch.randn(operator.dim, generator=generator(seed, *names), dtype=torch.float64)
     return draw.div_(torch.linalg.vector_norm(draw)).to(operator.device, working_dtype(operator))
 
 
 class Krylov:
-    """A decomposition A Q = Q T + β q eᵀ that grows by one product at a time in a basis
-    preallocated at ``place``.
+    """A decomposition A Q = Q T + β q eᵀ that grows by one product at a time.
 
     ``rows[:size]`` is Qᵀ and ``rows[size]`` the next vector q. T has ``alpha`` on its diagonal;
-    ``beta[j]`` couples vector j to j + 1, or, for the first ``kept`` vectors (those that a thick
-    restart kept), to vector ``kept``. The vectors from ``origin`` on come from the newest random
-    start: T is decoupled there, for those before it span a space that is invariant to within
-    ``slack``.
+    ``beta[j]`` couples vector j to j + 1 or, for the first ``kept`` (of a thick restart), to vector
+    ``kept``. The vectors from ``origin`` on come from the newest random start, decoupled from those
+    before, which span a space that is invariant to within ``slack``.
     """
 
     def __init__(
@@ -351,11 +308,8 @@ class Krylov:
     ) -> None:
         self.operator, self.capacity, dtype = operator, capacity, working_dtype(operator)
         self.basis = Basis(capacity + 1, operator.dim, dtype, operator.device, place)
-        self.basis.put(
-            0,
-            start.to(operator.device, dtype),
-            torch.linalg.vector_norm(start, dtype=torch.float64),
-        )
+        length = torch.linalg.vector_norm(start, dtype=torch.float64)
+        self.basis.put(0, start.to(operator.device, dtype), length)
         self.alpha = torch.zeros(capacity, dtype=torch.float64, device=operator.device)
         self.beta, self.drift = torch.zeros_like(self.alpha), torch.zeros_like(self.alpha)
         # fresh memory costs more than the arithmetic done in it
@@ -375,12 +329,11 @@ class Krylov:
         return float(torch.finfo(self.operator.dtype).eps)
 
     def extend(self, orthogonalise: bool = True) -> None:
-        """One Lanczos step: one product, then Gram–Schmidt against the whole basis unless told to
-        leave it out.
+        """One Lanczos step: one product, then Gram–Schmidt against the whole basis unless told not
+        to.
 
-        After the three-term recurrence only rounding is left to remove, so the second pass is
-        skipped where the first one changed little ("twice is enough", Parlett 1998, §6.9); on a GPU
-        asking would cost more than doing.
+        The second pass is skipped where the first changed little ("twice is enough", Parlett 1998,
+        §6.9); on a GPU asking would cost more than doing.
         """
         j, basis = self.size, self.basis
         if self.recorded is not None and (j != self.kept or j == 0):
@@ -418,9 +371,8 @@ class Krylov:
     def nearly_orthogonal(self) -> bool:
         """Whether the next vector will be orthogonal to a tenth of √ε without being made so.
 
-        Semi-orthogonality, overlaps below √ε, keeps T exact to rounding (Simon 1984). Overlaps grow
-        by some factor g each step they are left alone: ε·g was measured at this step, or ε·g² where
-        the last step was left alone.
+        Overlaps below √ε keep T exact to rounding (Simon 1984). They grow by a factor g each step
+        they are left alone: ε·g was measured at this step, or ε·g² if the last was left alone.
         """
         j = self.size - 1
         # a CUDA device would wait for the answer
@@ -432,22 +384,19 @@ class Krylov:
         return bool(measured <= 0.1 * self.rounding**0.5)
 
     def broke_down(self) -> bool:
-        """Look for a vanished β since the last look; if there is one, cut the decomposition back to
-        it.
+        """Look for a vanished β since the last look, and cut the decomposition back to it.
 
-        A β that is not quite rounding, but fell by far in one step, is such an end seen through
-        amplified rounding. This is the only host synchronisation of a run: on a GPU, call it every
-        few steps.
+        A β that fell by far in one step counts too: an end seen through amplified rounding. This is
+        a run's only host synchronisation: on a GPU, call it every few steps.
         """
         alpha, beta = (part[: self.size].tolist() for part in (self.alpha, self.beta))
-        _require_finite(all(map(math.isfinite, alpha[self._checked :] + beta[self._checked :])))
+        require_finite(all(map(math.isfinite, alpha[self._checked :] + beta[self._checked :])))
         scale, first = max(map(abs, alpha + beta)), max(self._checked, self.kept)
         for j in range(first, self.size):
             # nothing to fall from at a start
             fall = FALL * beta[j - 1] if j > max(self.kept, self.origin) else 0.0
-            if beta[j] <= max(
-                BREAKDOWN * self.rounding * scale, min(fall, self.rounding**0.6 * scale)
-            ):
+            fall = min(fall, self.rounding**0.6 * scale)
+            if beta[j] <= max(BREAKDOWN * self.rounding * scale, fall):
                 self.size = self._checked = j + 1
                 self.slack = max(self.slack, beta[j])
                 return True
@@ -455,9 +404,7 @@ class Krylov:
         return False
 
     def start_again(self, vector: Tensor) -> None:
-        """Continue from a new random direction, decoupled from what is there: how repeated
-        eigenvalues are found.
-        """
+        """Continue from a new, decoupled random direction, to find repeated eigenvalues."""
         w = vector.to(self.basis.device, self.basis.dtype)
         for _ in range(2):
             self.basis.orthogonalise(w, self.size)
@@ -478,28 +425,21 @@ class Krylov:
         return matrix
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Ritz values (m,), their vectors in the basis (m, m) and couplings β s_m (m,) to the next
-        one, on the host.
+        """Ritz values (m,), their vectors in the basis (m, m) and couplings β s_m (m,).
 
-        The two sides of ``origin`` are diagonalised apart, in ascending order each, so that equal
-        values do not mix.
+        The two sides of ``origin`` are diagonalised apart, so that equal values do not mix.
         """
         matrix, m = self.projected(), self.size
-        values, vectors = (
-            torch.empty(m, dtype=torch.float64),
-            torch.zeros(m, m, dtype=torch.float64),
-        )
+        values, vectors = matrix.new_empty(m), matrix.new_zeros(m, m)
         for part in (slice(0, self.origin), slice(self.origin, m)):
             if part.stop > part.start:
                 values[part], vectors[part, part] = torch.linalg.eigh(matrix[part, part])
         return values, vectors, vectors[-1] * float(self.beta[m - 1])
 
     def noise(self, steps: Tensor | None = None) -> float:
-        """How far the products are from those of one symmetric matrix: max_j ‖Qᵀ(Aq_j − Tq_j)‖,
-        free by-product.
+        """How far the products are from those of one symmetric matrix: max_j ‖Qᵀ(Aq_j − Tq_j)‖.
 
-        Over the steps, or those of ``steps``, whose own vector was made orthogonal, for the others
-        show what their vector lacks as well.
+        Over the steps, or ``steps``, whose own vector was made orthogonal.
         """
         drift = self.drift[: self.size]
         made = torch.cat([torch.ones_like(drift[:1]), drift[:-1]]) > 0
@@ -513,8 +453,7 @@ class Krylov:
 
     @full_precision()
     def restart(self, values: Tensor, weights: Tensor, couplings: Tensor, origin: int) -> None:
-        """Thick restart (Wu and Simon 2000): keep some Ritz vectors, the last residual couples them
-        all.
+        """Thick restart (Wu and Simon 2000): keep some Ritz vectors, coupled by the last residual.
 
         The first ``origin`` of them belong to earlier starts.
         """
@@ -528,9 +467,7 @@ class Krylov:
 
 
 def dot(first: Tensor, second: Tensor) -> Tensor:
-    """Σ_i a_i b_i in float64 on the device, of two vectors (P,) or column by column of two
-    blocks (P, k).
-    """
+    """Σ_i a_i b_i in float64 on the device, of vectors (P,) or by column of blocks (P, k)."""
     run = CHUNK if first.is_cuda else CHUNK >> 4  # on a CPU the copies stay in the cache
     pairs = zip(first.split(run), second.split(run), strict=True)
     return torch.stack([(a.double() * b.double()).sum(0) for a, b in pairs]).sum(0)
@@ -557,15 +494,12 @@ def sum_of(vector: Tensor) -> Tensor:
     if vector.is_cuda:
         return torch.stack([sum_of(part) for part in vector.split(CHUNK)]).sum()
     head = vector[: vector.numel() // GEMV_RUN * GEMV_RUN].view(-1, GEMV_RUN)
-    return head.sum(dim=1).sum(dtype=torch.float64) + vector[head.numel() :].sum(
-        dtype=torch.float64
-    )
+    rest = vector[head.numel() :].sum(dtype=torch.float64)
+    return head.sum(dim=1).sum(dtype=torch.float64) + rest
 
 
 def _whole(vector: Tensor) -> bool:
-    """Whether a sum in float64 needs no runs: of float64, and where the copy that a GPU makes
-    for it is small.
-    """
+    """Whether a sum in float64 needs no runs: float64 input, or a small vector on a GPU."""
     return vector.dtype == torch.float64 or (vector.is_cuda and vector.numel() <= CHUNK)
 
 
@@ -590,54 +524,40 @@ class Lanczos:
     )
 
     def ritz(self, depth: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Ritz values (m,), Gauss weights (m,) and residuals (m,) of the leading ``depth`` steps
-        (default: all).
-        """
+        """Ritz values, Gauss weights and residuals, (m,) each, after ``depth`` steps."""
         m = len(self.alpha) if depth is None else min(depth, len(self.alpha))
         if m not in self._rules:
-            self._rules[m] = self._rule(m)
+            values, vectors = torch.linalg.eigh(_tridiagonal(self.alpha[:m], self.beta[: m - 1]))
+            last = self.residual if m == len(self.alpha) else float(self.beta[m - 1])
+            self._rules[m] = values, vectors[0] ** 2, (last * vectors[-1]).abs()
         return self._rules[m]
 
     def leading(self, depth: int) -> Lanczos:
         """The run as it was after ``depth`` steps."""
         if depth >= len(self.alpha):
             return self
-        alpha, beta, residual = (
-            self.alpha[:depth],
-            self.beta[: depth - 1],
-            float(self.beta[depth - 1]),
-        )
-        return Lanczos(self.basis[:, :depth], alpha, beta, residual, self.noise, depth)
-
-    def _rule(self, m: int) -> tuple[Tensor, Tensor, Tensor]:
-        off = self.beta[: m - 1]
-        values, vectors = torch.linalg.eigh(
-            torch.diag(self.alpha[:m]) + torch.diag(off, 1) + torch.diag(off, -1)
-        )
-        last = self.residual if m == len(self.alpha) else float(self.beta[m - 1])
-        return values, vectors[0] ** 2, (last * vectors[-1]).abs()
+        alpha, beta, last = self.alpha[:depth], self.beta[: depth - 1], float(self.beta[depth - 1])
+        return Lanczos(self.basis[:, :depth], alpha, beta, last, self.noise, depth)
 
     def radau(self, end: float) -> tuple[Tensor, Tensor]:
-        """Nodes and weights (m + 1,) of the Gauss–Radau rule with one node at ``end``, below all
+        """Nodes and weights (m + 1,) of the Gauss–Radau rule with a node at ``end``, below all
         Ritz values.
 
         Golub and Meurant (2010), §6.2. For a function whose odd derivatives are positive on the
         spectrum and whose even ones are negative, such as log, this rule errs downwards where
         ``end`` is a lower bound, and the Gauss rule upwards.
         """
-        m, off = (
-            len(self.alpha),
-            torch.cat([self.beta, torch.tensor([self.residual], dtype=self.beta.dtype)]),
-        )
-        inner = torch.diag(self.alpha - end) + torch.diag(self.beta, 1) + torch.diag(self.beta, -1)
-        unit = torch.zeros(m, 1, dtype=self.alpha.dtype)
+        unit = torch.zeros(len(self.alpha), 1, dtype=self.alpha.dtype)
         unit[-1] = self.residual**2
-        added = end + torch.linalg.solve(inner, unit)[-1]
-        diagonal = torch.cat([self.alpha, added])
-        values, vectors = torch.linalg.eigh(
-            torch.diag(diagonal) + torch.diag(off, 1) + torch.diag(off, -1)
-        )
+        added = torch.linalg.solve(_tridiagonal(self.alpha - end, self.beta), unit)[-1]
+        off = torch.cat([self.beta, torch.tensor([self.residual], dtype=self.beta.dtype)])
+        diagonal = torch.cat([self.alpha, end + added])
+        values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, off))
         return values, vectors[0] ** 2
+
+
+def _tridiagonal(alpha: Tensor, beta: Tensor) -> Tensor:
+    return torch.diag(alpha) + torch.diag(beta, 1) + torch.diag(beta, -1)
 
 
 def lanczos(
@@ -649,8 +569,7 @@ def lanczos(
     place: str = "device",
     enough: Callable[[Lanczos], bool] | None = None,
 ) -> Lanczos:
-    """``depth`` steps from ``start`` (P,), semi-orthogonal; fewer when an invariant subspace is
-    met.
+    """``depth`` steps from ``start`` (P,), semi-orthogonal; fewer at an invariant subspace.
 
     One product a step. Golub and Van Loan, Algorithm 10.3.1, with classical Gram–Schmidt against
     all of Q at every step, or where the basis is not on a GPU at every other step while the
@@ -662,12 +581,14 @@ def lanczos(
     require_count(depth, "depth", 1, operator.dim, "at this size op.dense() is exact")
     require(start.shape == (operator.dim,), "start", f"have shape ({operator.dim},)", start)
     before, total = progress or (0, depth)
+    # steps between looks at β: each is a synchronisation on a GPU, and free elsewhere
+    every = 16 if operator.device.type == "cuda" else 1
     state, look = Krylov(operator, start, depth, place), FIRST_LOOK
     del start  # a vector less, where the caller does not hold it either
     for step in range(1, depth + 1):
         state.extend(orthogonalise=not state.nearly_orthogonal())
         report(task, before + step, total)
-        if (step % _look_every(operator) == 0 or step == depth) and state.broke_down():
+        if (step % every == 0 or step == depth) and state.broke_down():
             break
         if enough is not None and step == look and step < depth:
             look += max(1, step // 4)
@@ -683,8 +604,3 @@ def _result(state: Krylov) -> Lanczos:
     # like it in some steps
     noise = min(state.noise(part) for part in torch.arange(m).chunk(4 if m >= 8 else 1))
     return Lanczos(state.rows[:m].T, alpha, beta[:-1], float(beta[-1]), noise, state.products)
-
-
-def _look_every(operator: LinearOperator) -> int:
-    """Steps between looks at β: each is a synchronisation on a GPU, and free elsewhere."""
-    return 16 if operator.device.type == "cuda" else 1

@@ -27,9 +27,8 @@ MISSED = 1e-3  # probability with which a search may overlook one missing copy o
 class Limits:
     """Where an eigenvalue that has not been found would change the answer.
 
-    An eigenvalue below ``low_cut`` or above ``high_cut`` would replace a wanted one. What a Krylov
-    space leaves out are further copies of the eigenvalues in it, so those beyond the cuts lie below
-    ``low`` or above ``high``; infinite where no copy matters.
+    One below ``low_cut`` or above ``high_cut`` would replace a wanted one. A Krylov space leaves
+    out copies of its eigenvalues, so those beyond the cuts lie below ``low`` or above ``high``.
     """
 
     low_cut: float = -math.inf
@@ -43,27 +42,18 @@ class Limits:
         return math.isinf(self.low) and math.isinf(self.high)
 
     @classmethod
-    def above(cls, values: Tensor, cut: float, target: float) -> Limits:
-        """For values that are wanted because they are large: those clearly above ``cut`` may
-        have copies.
-        """
+    def beyond(
+        cls, top: Tensor, bottom: Tensor, cuts: tuple[float, float], target: float
+    ) -> Limits:
+        """For values wanted because they are large or small: those beyond a cut may have copies."""
+        high_cut, above = cls._end(top, cuts[1], target)
+        low_cut, below = cls._end(-bottom, -cuts[0], target)
+        return cls(-low_cut, high_cut, -below, above)
+
+    @staticmethod
+    def _end(values: Tensor, cut: float, target: float) -> tuple[float, float]:
         clear = values[values > cut + target]
-        return cls(high_cut=cut, high=float(clear.min()) - target) if len(clear) else cls()
-
-    @classmethod
-    def below(cls, values: Tensor, cut: float, target: float) -> Limits:
-        """The same for values that are wanted because they are small."""
-        mirrored = cls.above(-values, -cut, target)
-        return cls(low_cut=-mirrored.high_cut, low=-mirrored.high)
-
-    def joined(self, other: Limits) -> Limits:
-        """The limits at both ends."""
-        return Limits(
-            max(self.low_cut, other.low_cut),
-            min(self.high_cut, other.high_cut),
-            max(self.low, other.low),
-            min(self.high, other.high),
-        )
+        return (cut, float(clear.min()) - target) if len(clear) else (math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -73,10 +63,8 @@ class Wanted:
     which: str
 
     def select(self, values: Tensor, count: int) -> Tensor:
-        """The indices of the ``count`` most wanted values, or of all if there are fewer, in output
-        order.
-
-        "both" takes half of an even count from each end, and one more for an odd one.
+        """The indices of the ``count`` most wanted values, in output order; "both" takes half of
+        each end, rounded up.
         """
         if self.which == "smallest":
             return values.argsort(stable=True)[:count]
@@ -88,41 +76,22 @@ class Wanted:
         return order if len(order) <= 2 * half else torch.cat([order[:half], order[-half:]])
 
     def best(self, values: Tensor, count: int) -> Tensor:
-        """The ``count`` most wanted values as they are compared: signs do not matter to
-        "magnitude".
-        """
+        """The ``count`` most wanted values, without signs for "magnitude"."""
         chosen = values[self.select(values, count)]
         return chosen.abs() if self.which == "magnitude" else chosen
 
     def limits(self, values: Tensor, count: int, target: float) -> Limits:
-        """Where a missing eigenvalue would change the ``count`` most wanted values, known to
-        within ``target``.
-        """
-        chosen = values[self.select(values, count)]
+        """Where a missing eigenvalue would change the wanted values, known to ``target``."""
+        chosen, half = values[self.select(values, count)], (count + 1) // 2
         if self.which == "magnitude":
             cut = float(chosen.abs().min()) + target
-            return Limits.above(chosen, cut, target).joined(Limits.below(chosen, -cut, target))
-        half = (count + 1) // 2
-        top = (
-            chosen
-            if self.which == "largest"
-            else chosen[:half]
-            if self.which == "both"
-            else chosen[:0]
-        )
-        bottom = (
-            chosen
-            if self.which == "smallest"
-            else chosen[-half:]
-            if self.which == "both"
-            else chosen[:0]
-        )
-        found = Limits()
-        if len(top):
-            found = found.joined(Limits.above(top, float(top.min()) + target, target))
-        if len(bottom):
-            found = found.joined(Limits.below(bottom, float(bottom.max()) - target, target))
-        return found
+            return Limits.beyond(chosen, chosen, (-cut, cut), target)
+        none = chosen[:0]
+        top = {"largest": chosen, "both": chosen[:half]}.get(self.which, none)
+        bottom = {"smallest": chosen, "both": chosen[-half:]}.get(self.which, none)
+        low = float(bottom.max()) - target if len(bottom) else -math.inf
+        high = float(top.min()) + target if len(top) else math.inf
+        return Limits.beyond(top, bottom, (low, high), target)
 
 
 @dataclass(frozen=True)
@@ -206,13 +175,11 @@ def thick_restart_lanczos(
 
 
 def misses(state: Krylov, limits: Limits, start: Tensor, max_matvecs: int) -> bool:
-    """Whether the operator has eigenvalues beyond the cuts in the orthogonal complement of a
-    decomposition.
+    """Whether there are eigenvalues beyond the cuts in the complement of a decomposition.
 
-    Lanczos without reorthogonalisation, on the operator projected to the complement, from the
-    component of ``start`` there. True when a Ritz value lies beyond a cut, or the products run out.
-    False when an eigenvalue beyond ``limits`` would have gone unnoticed with a probability of at
-    most ``MISSED``.
+    Lanczos without reorthogonalisation on the operator projected to the complement. True when a
+    Ritz value lies beyond a cut, or the products run out. False when an eigenvalue beyond
+    ``limits`` would have gone unnoticed with a probability of at most ``MISSED``.
     """
     basis, operator, count = state.basis, state.operator, state.size
     w = start.to(basis.device, basis.dtype)
@@ -234,9 +201,8 @@ def misses(state: Krylov, limits: Limits, start: Tensor, max_matvecs: int) -> bo
         values = _tridiagonal_values(alpha, beta)
         if float(values[0]) < limits.low_cut or float(values[-1]) > limits.high_cut:
             return True
-        ended = count + len(alpha) == operator.dim or beta[
-            -1
-        ] <= BREAKDOWN * state.rounding * float(values.abs().max())
+        small = BREAKDOWN * state.rounding * float(values.abs().max())
+        ended = count + len(alpha) == operator.dim or beta[-1] <= small
         if ended or chance_to_miss(alpha, beta, limits, operator.dim - count) <= MISSED:
             return False
         before, vector = vector, w / beta[-1]
@@ -245,22 +211,19 @@ def misses(state: Krylov, limits: Limits, start: Tensor, max_matvecs: int) -> bo
 
 def chance_to_miss(alpha: list[float], beta: list[float], limits: Limits, dim: int) -> float:
     """The probability that a random start in ``dim`` dimensions hides an eigenvalue beyond
-    ``limits`` from Lanczos.
+    ``limits``.
 
-    The coefficients fix the first moments of the spectral measure that the start sees, and such a
-    measure has at most the mass 1/Σp_j(x)² at x, with p_j its orthonormal polynomials (the
-    Christoffel function; Akhiezer 1965, §2.5). An eigenvector has the squared overlap t/dim with a
-    random vector, t about χ² of one degree of freedom, and so is below that mass with a probability
-    of at most √(2·dim/(π·Σp_j²)). It falls with the distance from the Ritz values, which must all
-    lie within the limits.
+    The coefficients fix moments of the start's spectral measure, whose mass at x is at most
+    1/Σp_j(x)², p_j its orthonormal polynomials (Christoffel function; Akhiezer 1965, §2.5). An
+    eigenvector's squared overlap with a random vector is t/dim, t about χ²₁, and below that mass
+    with a probability of at most √(2·dim/(π·Σp_j²)).
     """
     values = _tridiagonal_values(alpha, beta)
     if float(values[0]) <= limits.low or float(values[-1]) >= limits.high:
         return 1.0
-    masses = [
-        _largest_mass(alpha, beta, end) for end in (limits.low, limits.high) if math.isfinite(end)
-    ]
-    return min(1.0, math.sqrt(2 * dim * max(masses, default=0.0) / math.pi))
+    ends = (end for end in (limits.low, limits.high) if math.isfinite(end))
+    mass = max((_largest_mass(alpha, beta, end) for end in ends), default=0.0)
+    return min(1.0, math.sqrt(2 * dim * mass / math.pi))
 
 
 def _largest_mass(alpha: list[float], beta: list[float], point: float) -> float:
@@ -320,9 +283,7 @@ class _Projection:
         return len(chosen) >= self.k and bool((self.errors[chosen] <= self.target(tol)).all())
 
     def accurate(self, tol: float) -> bool:
-        """True when the wanted values have converged, and so has the best value of the newest
-        start.
-        """
+        """True when the wanted values and the newest start's best one have converged."""
         newest = self.values[self.state.origin :]
         if len(newest) == 0 or not self.resolved(tol):
             return False
@@ -339,9 +300,8 @@ class _Projection:
     def complete(self, tol: float) -> bool:
         """True when no copy of a repeated eigenvalue can be missing among the wanted ones.
 
-        No copy matters to a single eigenvalue, or where all wanted ones are the same. Otherwise the
-        newest start, if it is not the first, must have ruled out more, or have converged and found
-        nothing better than the earlier ones.
+        Copies do not matter to a single eigenvalue, or where all wanted ones are equal. Otherwise a
+        later start must have ruled out more, or have converged to nothing better.
         """
         state, origin = self.state, self.state.origin
         limits = self.limits(tol)
@@ -356,9 +316,7 @@ class _Projection:
         return not self.improved(tol) and self.exhausted(min(tol, SURE))
 
     def improved(self, tol: float) -> bool:
-        """True when the newest start changed the wanted values, or the earlier ones found too
-        few.
-        """
+        """True when the newest start changed the wanted values, or there were too few."""
         older = self.values[: self.state.origin]
         if len(older) < self.k:
             return True
@@ -366,9 +324,7 @@ class _Projection:
         return bool((changes.abs() > self.target(tol)).any())
 
     def exhausted(self, tol: float) -> bool:
-        """True when the wanted pairs have converged to their residuals, so that they can be
-        locked for a new start.
-        """
+        """True when the wanted pairs' residuals have converged, so that they can be locked."""
         left = self.couplings[self.wanted.select(self.values, self.k)].abs().max()
         return self.accurate(tol) and float(left) <= max(0.1 * tol * self.scale, self.noise)
 
@@ -376,23 +332,12 @@ class _Projection:
         chosen = self.wanted.select(self.values, self.k)
         vectors = self.state.combine(self.weights[:, chosen])
         floor = torch.tensor(max(ROUNDING * self.noise, self.state.slack), dtype=torch.float64)
-        residuals = torch.hypot(self.couplings[chosen], floor)
-        errors = self.errors[chosen]
-        return RitzPairs(
-            self.values[chosen],
-            vectors.T,
-            residuals,
-            errors,
-            self.noise,
-            self.scale,
-            self.state.products,
-            complete,
-        )
+        residuals, values = torch.hypot(self.couplings[chosen], floor), self.values[chosen]
+        facts = self.noise, self.scale, self.state.products, complete
+        return RitzPairs(values, vectors.T, residuals, self.errors[chosen], *facts)
 
     def restart(self, lock: bool, room: bool) -> None:
-        """Keep the wanted pairs and, unless they are to be locked, the next of the newest start
-        in half of the room.
-        """
+        """Keep the wanted pairs and, unless locked, the next best in half of the room."""
         if room and not lock:
             return
         origin = self.state.origin
@@ -410,9 +355,7 @@ class _Projection:
 
 
 class _Settled:
-    """Whether values that look converged at a loose tolerance have stayed where they are for
-    some more products.
-    """
+    """Whether values that converged to a loose tolerance have stayed for more products."""
 
     def __init__(self, wanted: Wanted, k: int, tol: float) -> None:
         self._wanted, self._k, self._tol = wanted, k, tol
@@ -424,9 +367,8 @@ class _Settled:
         if pairs.state.size == pairs.state.operator.dim or pairs.accurate(min(self._tol, SURE)):
             return True
         values, products = self._wanted.best(pairs.values, self._k), pairs.state.products
-        if self._values is None or bool(
-            ((values - self._values).abs() > pairs.target(self._tol)).any()
-        ):
+        off = None if self._values is None else (values - self._values).abs()
+        if off is None or bool((off > pairs.target(self._tol)).any()):
             self._values, self._since = values, products
         return products - self._since >= max(CONFIRMING, self._since // 3)
 
@@ -458,8 +400,7 @@ def simultaneous_power_iteration(
     seed: int,
     columns: int | None = None,
 ) -> RitzPairs:
-    """The k eigenpairs of largest magnitude: Q, R = QR(A Q) until the Ritz pairs on Q have small
-    residuals.
+    """The k eigenpairs of largest magnitude: Q, R = QR(A Q) until residuals on Q are small.
 
     Algorithm 1 of "Generalizing Regularization of Neural Networks to Correlated Parameter Spaces",
     which stops when successive Q differ little. That says nothing about the values where Q turns
@@ -467,24 +408,19 @@ def simultaneous_power_iteration(
     residuals cost no product. At most ``columns`` columns are multiplied at once. It holds
     ``HELD``·k vectors.
     """
-    image = torch.stack(
-        [random_vector(operator, seed, "power_iteration", column) for column in range(k)], dim=1
-    )
-    products = 0
+    starts = [random_vector(operator, seed, "power_iteration", column) for column in range(k)]
+    image, products, step = torch.stack(starts, dim=1), 0, columns or k
+    del starts
     while True:
         basis = torch.linalg.qr(image).Q
-        for part, product in zip(
-            basis.split(columns or k, dim=1), image.split(columns or k, dim=1), strict=True
-        ):
+        for part, product in zip(basis.split(step, 1), image.split(step, 1), strict=True):
             product.copy_(operator @ part)
         products += k
         report("power_iteration", products, max_matvecs)
         require_finite(image)
         pairs = _rayleigh_ritz(operator, basis, image, products)
-        if (
-            float(pairs.errors.max()) <= max(tol * pairs.scale, pairs.noise)
-            or products + k > max_matvecs
-        ):
+        done = float(pairs.errors.max()) <= max(tol * pairs.scale, pairs.noise)
+        if done or products + k > max_matvecs:
             return pairs
         del pairs, basis
 
@@ -493,21 +429,17 @@ def simultaneous_power_iteration(
 def _rayleigh_ritz(
     operator: LinearOperator, basis: Tensor, image: Tensor, products: int
 ) -> RitzPairs:
-    """Ritz pairs on an orthonormal ``basis`` (P, k) with known ``image`` A·basis, by descending
-    magnitude.
-    """
-    rows = range(0, len(basis), ROWS)  # the copies in float64 are of a few rows at a time
-    gram = sum(basis[i : i + ROWS].double().T @ image[i : i + ROWS].double() for i in rows).cpu()  # type: ignore[union-attr]
+    """Ritz pairs on a ``basis`` (P, k) with known ``image``, by descending magnitude."""
+    # the copies in float64 are of a few rows at a time
+    rows = [slice(i, i + ROWS) for i in range(0, len(basis), ROWS)]
+    gram = sum(basis[part].double().T @ image[part].double() for part in rows).cpu()  # type: ignore[union-attr]
     values, weights = torch.linalg.eigh((gram + gram.T) / 2)
     order = values.abs().argsort(descending=True, stable=True)
-    values, weights = values[order], weights[:, order]
-    turn = weights.to(basis)
-    vectors = basis @ turn
-    squares = torch.zeros_like(values, device=vectors.device)
-    for i in rows:
-        gone = (image[i : i + ROWS] @ turn).double() - vectors[i : i + ROWS].double() * values.to(
-            vectors.device
-        )
+    values, turn = values[order], weights[:, order].to(basis)
+    vectors, moved = basis @ turn, values.to(basis.device)
+    squares = torch.zeros_like(moved)
+    for part in rows:
+        gone = (image[part] @ turn).double() - vectors[part].double() * moved
         squares += gone.square().sum(dim=0)
     scale = float(values.abs().max())
     noise = ROUNDING * float(torch.finfo(operator.dtype).eps) * scale

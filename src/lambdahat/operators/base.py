@@ -18,7 +18,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import describe, require
+from lambdahat._core.check import describe, message, require
 from lambdahat._core.device import default_context
 from lambdahat._core.rng import generator
 from lambdahat.problem.batches import free_memory
@@ -37,6 +37,7 @@ ORDINARY_SINGLE = 20  # the same for float32, and for what is computed in it
 # the most that a vector is scaled by before a product, 2^±n
 INPUT = {torch.float64: 900, torch.float16: 8}
 INPUT_SINGLE = 100
+Recordable = tuple[Callable[[Tensor], Tensor], torch.cuda.Stream]
 
 
 class LinearOperator(ABC):
@@ -64,6 +65,16 @@ class LinearOperator(ABC):
         self.symmetric, self.psd, self.space = symmetric, psd, space
         self.matvecs = 0
 
+    def _take_facts(self, other: LinearOperator, psd: bool | None = None) -> None:
+        """Initialise with another operator's order, dtype, device, symmetry and names."""
+        psd, facts = other.psd if psd is None else psd, (other.dim, other.dtype, other.device)
+        LinearOperator.__init__(self, *facts, symmetric=other.symmetric, psd=psd, space=other.space)
+
+    @property
+    def _inner(self) -> list[LinearOperator]:
+        """The operators that it holds."""
+        return [part for part in vars(self).values() if isinstance(part, LinearOperator)]
+
     @abstractmethod
     def _apply(self, block: Tensor) -> Tensor:
         """A @ block for a block (P, k) of this operator's dtype and device."""
@@ -75,22 +86,15 @@ class LinearOperator(ABC):
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
         """Aᵀ @ block, for products from the left."""
-        require(
-            self.symmetric,
-            "the operator right of @",
-            "be symmetric, or a matrix with entries",
-            repr(self),
-            "its transpose is not known",
-        )
+        if not self.symmetric:
+            raise ValueError(
+                "the operator right of @ must be symmetric, or a matrix with entries, got"
+                f" {self!r}; its transpose is not known"
+            )
         return self._apply(block)
 
     def _multiply(self, other: Any) -> Tensor:
-        block = read_array(other, "the right-hand side of @")
-        fits = block.ndim in (1, 2) and block.shape[0] == self.dim
-        require(
-            fits, "the right-hand side of @", f"have shape ({self.dim},) or ({self.dim}, k)", block
-        )
-        self._require_factor(block, "right")
+        block = self._operand(other, "right")
         with default_context():
             columns = self._own(block.reshape(self.dim, -1))
             if columns.shape[1] == 0:
@@ -99,9 +103,7 @@ class LinearOperator(ABC):
             return self._apply(columns).reshape(block.shape)
 
     def _own(self, block: Tensor) -> Tensor:
-        """The block in the operator's dtype; a copy of what was made in inference mode, which
-        has no gradients.
-        """
+        """The block in the operator's dtype; inference tensors have no gradients, so copied."""
         return (block.clone() if block.is_inference() else block).to(self.dtype)
 
     def _multiply_adjoint(self, block: Tensor) -> Tensor:
@@ -113,85 +115,61 @@ class LinearOperator(ABC):
             self.matvecs += columns.shape[1]
             return self._apply_adjoint(columns)
 
-    def _require_factor(self, block: Tensor, side: str) -> None:
+    def _operand(self, given: Any, side: str) -> Tensor:
+        """One side of @: real, on the operator's device, (P,) or (P, k) right and (k, P) left."""
         name = f"the {side}-hand side of @"
+        block = read_array(given, name)
+        shape = f"({self.dim}, k)" if side == "right" else f"(k, {self.dim})"
+        length = block.shape[0 if side == "right" else -1] if block.ndim in (1, 2) else None
+        require(length == self.dim, name, f"have shape ({self.dim},) or {shape}", block)
         require(block.is_floating_point(), name, "be real floating point", str(block.dtype))
-        require(
-            block.device == self.device,
-            name,
-            f"be on {self.device}",
-            str(block.device),
-            "move it with .to(operator.device)",
-        )
+        cure = "move it with .to(operator.device)"
+        require(block.device == self.device, name, f"be on {self.device}", str(block.device), cure)
+        return block
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, LinearOperator):
             return Product(self, other)
         if _is_structured(other):
-            product = self._multiply(self._shaped(other, "right").movedim(0, -1))
+            product = self._multiply(self._flatten_parts(other, "right").movedim(0, -1))
             return _like(other, self._named_space(), product.movedim(-1, 0))
         return self._multiply(other)
 
     def __rmatmul__(self, other: Any) -> Any:
         structured = _is_structured(other)
-        rows = (
-            self._shaped(other, "left")
-            if structured
-            else read_array(other, "the left-hand side of @")
-        )
-        fits = rows.ndim in (1, 2) and rows.shape[-1] == self.dim
-        require(
-            fits, "the left-hand side of @", f"have shape ({self.dim},) or (k, {self.dim})", rows
-        )
-        self._require_factor(rows, "left")
+        rows = self._operand(self._flatten_parts(other, "left") if structured else other, "left")
         product = self._multiply_adjoint(rows.reshape(-1, self.dim).T).T.reshape(rows.shape)
         return _like(other, self._named_space(), product, leading=True) if structured else product
 
-    def _shaped(self, given: Any, side: str) -> Tensor:
-        """Tensors of the parameters' shapes, in a dict or in order, as (P,); with one more
-        dimension as (k, P).
-
-        That dimension is the last right of the operator and the first left of it.
+    def _flatten_parts(self, given: Any, side: str) -> Tensor:
+        """Tensors by name or in order as (P,), or (k, P) for k vectors, last right and first left
+        of @.
         """
-        name = f"the {side}-hand side of @"
-        require(
-            self.space is not None,
-            name,
-            f"be one tensor of {self.dim} rows",
-            f"a {type(given).__name__} of tensors",
-            "the operator has no named parameters: join them by torch.cat",
-        )
-        space = self._named_space()
+        name, space = f"the {side}-hand side of @", self.space
+        if space is None:
+            raise ValueError(
+                f"{name} must be one tensor of {self.dim} rows, got a {type(given).__name__} of"
+                " tensors; the operator has no named parameters: join them by torch.cat"
+            )
         if isinstance(given, Mapping):
             wrong = sorted(set(space.names) ^ set(given), key=str)
-            require(
-                not wrong,
-                name,
-                "hold a tensor for every parameter of the operator",
-                f"{', '.join(map(str, wrong[:5]))} on one side alone",
-            )
+            got = f"{', '.join(map(str, wrong[:5]))} on one side alone"
+            require(not wrong, name, "hold a tensor for every parameter of the operator", got)
             given = [given[key] for key in space.names]
-        require(
-            len(given) == len(space.names),
-            name,
-            f"hold {len(space.names)} tensors, one for each parameter",
-            f"{len(given)}",
-        )
-        parts = [
-            read_array(part, f"{name}, at {key!r},")
-            for key, part in zip(space.names, given, strict=True)
-        ]
-        extra = parts[0].ndim - len(space.shapes[0])
-        rows = []
-        for key, shape, part in zip(space.names, space.shapes, parts, strict=True):
-            own = part.movedim(-1, 0) if extra == 1 and part.ndim and side == "right" else part
-            fits = extra in (0, 1) and own.ndim - len(shape) == extra and own.shape[extra:] == shape
-            require(
-                fits,
-                f"{name}, at {key!r},",
-                f"have shape {shape}, or that and a dimension of k vectors",
-                part,
-            )
+        count = len(space.names)
+        expected = f"hold {count} tensors, one for each parameter"
+        require(len(given) == count, name, expected, f"{len(given)}")
+        rows, extra = [], -1
+        for key, shape, part in zip(space.names, space.shapes, given, strict=True):
+            tensor = own = read_array(part, f"{name}, at {key!r},")
+            extra = tensor.ndim - len(shape) if extra < 0 else extra
+            if extra == 1 and tensor.ndim and side == "right":
+                own = tensor.movedim(-1, 0)
+            if extra not in (0, 1) or own.ndim - len(shape) != extra or own.shape[extra:] != shape:
+                raise ValueError(
+                    f"{name}, at {key!r}, must have shape {shape}, or that and a dimension of k"
+                    f" vectors, got {describe(tensor)}"
+                )
             rows.append(own.reshape(*own.shape[:extra], -1))
         same = len({row.shape[:-1] for row in rows}) == 1
         require(same, name, "hold as many vectors for each parameter", "different numbers")
@@ -224,10 +202,8 @@ class LinearOperator(ABC):
 
     def __repr__(self) -> str:
         facts = ("psd" if self.psd else "symmetric") if self.symmetric else "general"
-        return (
-            f"{type(self).__name__}({self.dim} × {self.dim}, {facts}, {str(self.dtype)[6:]},"
-            f" {self.device})"
-        )
+        name, size, dtype = type(self).__name__, f"{self.dim} × {self.dim}", str(self.dtype)[6:]
+        return f"{name}({size}, {facts}, {dtype}, {self.device})"
 
     def known_diagonal(self) -> Tensor | None:
         """The exact diagonal (P,), where it can be had without products."""
@@ -246,32 +222,24 @@ class LinearOperator(ABC):
         """An interval that holds the spectrum and costs no product; its ends may be infinite."""
         return 0.0 if self.psd else -math.inf, math.inf
 
-    def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
-        """A product (P,) → (P,) that a CUDA graph can take in, and the stream to record it on;
-        None where none is.
-        """
+    def recordable(self) -> Recordable | None:
+        """A product (P,) → (P,) that a CUDA graph can capture, with its stream, or None."""
         return None
 
     def columns(self, indices: Sequence[int]) -> Tensor:
-        """The columns A[:, indices] (P, k), each counted as a product unless the entries are
-        there.
-        """
+        """A[:, indices] (P, k); each column counts as a product unless the entries are known."""
         units = torch.zeros(self.dim, len(indices), dtype=self.dtype, device=self.device)
         units[list(indices), range(len(indices))] = 1.0
         return self._multiply(units)
 
     def free_memory(self, device: torch.device | None = None) -> int:
-        """Bytes that can still be taken where it is, or on ``device``: the same on all ranks,
-        that of the fullest.
-        """
-        inner = [part for part in vars(self).values() if isinstance(part, LinearOperator)]
-        return min((part.free_memory(device) for part in inner), default=0) or free_memory(
-            device or self.device
-        )
+        """Free bytes on its device, or on ``device``: the minimum over all ranks."""
+        inner = min((part.free_memory(device) for part in self._inner), default=0)
+        return inner or free_memory(device or self.device)
 
     def budget(self) -> int | None:
         """The bytes that all work with it may take, where its problem sets them."""
-        inner = [part.budget() for part in vars(self).values() if isinstance(part, LinearOperator)]
+        inner = [part.budget() for part in self._inner]
         return min((found for found in inner if found is not None), default=None)
 
     def room(self, share: float) -> float:
@@ -279,37 +247,27 @@ class LinearOperator(ABC):
         budget = self.budget()
         if budget is None:
             return share * self.free_memory()
-        inner = {id(part): part for part in vars(self).values() if isinstance(part, LinearOperator)}
-        rooms = [part.room(share) for part in inner.values() if part.budget() is not None]
+        inner = {id(part): part for part in self._inner}.values()
+        rooms = [part.room(share) for part in inner if part.budget() is not None]
         # each leaves what it keeps itself
         return sum(rooms) - (len(rooms) - 1) * (1 - PASS) * budget
 
     def column_bytes(self) -> int:
-        """What each column of a block takes at most while it is multiplied, its product
-        included.
-        """
-        row = self.dim * self.dtype.itemsize
-        inner = [part for part in vars(self).values() if isinstance(part, LinearOperator)]
-        return 2 * row + max(
-            (part.dim * self.dtype.itemsize + part.column_bytes() for part in inner), default=0
-        )
+        """Peak bytes for each column of a block during a product, the result included."""
+        item = self.dtype.itemsize
+        inner = [part.dim * item + part.column_bytes() for part in self._inner]
+        return 2 * self.dim * item + max(inner, default=0)
 
     def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
-        """The trace from one-sided samples, where that is cheaper than both the closed form and
-        products.
-        """
+        """The trace from one-sided samples, where those cost least, else None."""
         return None
 
     def why_no_trace(self) -> str:
-        """What stands in the way of an exact trace, where that is known; for the error that
-        refuses it.
-        """
+        """Why there is no exact trace, where that is known; quoted by errors."""
         return ""
 
     def control(self) -> LinearOperator | None:
-        """An operator near this one whose trace and diagonal are known: a control variate, where
-        there is one.
-        """
+        """A control variate: an operator near this one with known trace and diagonal."""
         return None
 
     def restrict(self, which: Pattern | Sequence[int] | Tensor) -> LinearOperator:
@@ -318,16 +276,11 @@ class LinearOperator(ABC):
         return Restricted(self, indices, space)
 
     def block_diagonal(self, blocks: Mapping[str, Pattern] | None = None) -> LinearOperator:
-        """The operator with all entries between different blocks set to 0; by default one block
-        a layer.
-        """
+        """The operator without entries between blocks; by default one block a layer."""
         space = self._named_space()
-        groups = (
-            space.layers()
-            if blocks is None
-            else {name: space.select(p) for name, p in blocks.items()}
-        )
-        return BlockDiagonal(self, groups)
+        if blocks is None:
+            return BlockDiagonal(self, space.layers())
+        return BlockDiagonal(self, {name: space.select(p) for name, p in blocks.items()})
 
     def dense(self) -> Tensor:
         """The matrix (P, P), by P products."""
@@ -341,24 +294,19 @@ class LinearOperator(ABC):
         return out
 
     def _dense_columns(self) -> int:
-        """How many columns of the matrix to make at once; a matrix that does not fit into the
-        memory is refused.
-        """
+        """How many columns of the matrix to compute at once; refuses one that does not fit."""
         row = self.dim * self.dtype.itemsize
         need, budget = self.dim * row, self.budget()
         if budget is None and need < FITS:
             return DENSE_CHUNK
         room, column = self.room(1.0), row + self.column_bytes()
-        where = (
-            "the free memory" if budget is None else f"what the problem's memory={budget:,} leaves"
-        )
-        require(
-            need + column <= room,
-            "the matrix of an operator",
-            f"fit into {where}, {max(room, 0.0):,.0f} bytes",
-            f"{need:,} bytes for {self!r}",
-            "use products with it, or restrict it to fewer parameters",
-        )
+        if need + column > room:
+            left = f"what the problem's memory={budget:,} leaves" if budget else "the free memory"
+            raise ValueError(
+                f"the matrix of an operator must fit into {left}, {max(room, 0.0):,.0f} bytes, got"
+                f" {need:,} bytes for {self!r}; use products with it, or restrict it to fewer"
+                " parameters"
+            )
         return int(min(DENSE_CHUNK, (room - need) // column))
 
     def to_scipy(self) -> ScipyOperator:
@@ -371,24 +319,15 @@ class LinearOperator(ABC):
 
         adjoint = multiply if self.symmetric else None
         kind = torch.empty(0, dtype=self.dtype).numpy().dtype
-        return ScipyLinearOperator(
-            shape=self.shape,
-            dtype=kind,
-            matvec=multiply,
-            matmat=multiply,
-            rmatvec=adjoint,
-            rmatmat=adjoint,
-        )
+        # matvec, rmatvec, matmat, dtype, rmatmat
+        return ScipyLinearOperator(self.shape, multiply, adjoint, multiply, kind, adjoint)
 
     def _named_space(self) -> Space:
-        require(
-            self.space is not None,
-            "the operator",
-            "have named parameters",
-            repr(self),
-            "select by index instead: restrict([0, 1, …])",
-        )
-        assert self.space is not None
+        if self.space is None:
+            raise ValueError(
+                f"the operator must have named parameters, got {self!r}; select by index instead:"
+                " restrict([0, 1, …])"
+            )
         return self.space
 
     def _choose(self, which: Pattern | Sequence[int] | Tensor) -> tuple[Tensor, Space | None]:
@@ -402,29 +341,18 @@ class LinearOperator(ABC):
             names = space.select(which)  # type: ignore[arg-type]
             return space.indices(names).to(self.device), space.subspace(names)
         indices = torch.as_tensor(which, device=self.device)
-        whole = not (
-            indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool
-        )
-        require(
-            indices.ndim == 1 and indices.numel() > 0 and whole,
-            "which",
-            "be names or a non-empty 1-D list of integers",
-            f"{indices.dtype} of shape {tuple(indices.shape)}",
-            "for a mask pass mask.nonzero().flatten()",
-        )
-        low, high = int(indices.min()), int(indices.max())
-        require(
-            0 <= low and high < self.dim,
-            "which",
-            f"hold indices in [0, {self.dim - 1}]",
-            f"{low} … {high}",
-        )
-        require(
-            len(indices.unique()) == len(indices),
-            "which",
-            "hold each index once",
-            "repeated indices",
-        )
+        real = indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool
+        if indices.ndim != 1 or indices.numel() == 0 or real:
+            raise ValueError(
+                "which must be names or a non-empty 1-D list of integers, got"
+                f" {indices.dtype} of shape {tuple(indices.shape)}; for a mask pass"
+                " mask.nonzero().flatten()"
+            )
+        low, high, last = int(indices.min()), int(indices.max()), self.dim - 1
+        inside = 0 <= low and high <= last
+        require(inside, "which", f"hold indices in [0, {last}]", f"{low} … {high}")
+        once = len(indices.unique()) == len(indices)
+        require(once, "which", "hold each index once", "repeated indices")
         return indices, None
 
 
@@ -481,9 +409,8 @@ class Sum(LinearOperator):
         return total.to(self.dtype)
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
-        return (self.first._multiply_adjoint(block) + self.second._multiply_adjoint(block)).to(
-            self.dtype
-        )
+        total = self.first._multiply_adjoint(block) + self.second._multiply_adjoint(block)
+        return total.to(self.dtype)
 
     def known_diagonal(self) -> Tensor | None:
         first, second = self.first.known_diagonal(), self.second.known_diagonal()
@@ -496,11 +423,8 @@ class Sum(LinearOperator):
     def known_squares(self) -> float | None:
         """tr (A + B)² where one of the two is a multiple of the identity."""
         for plain, shift in ((self.first, self.second), (self.second, self.first)):
-            c, squares, trace = (
-                multiple_of_identity(shift),
-                plain.known_squares(),
-                plain.known_trace(),
-            )
+            c, squares = multiple_of_identity(shift), plain.known_squares()
+            trace = plain.known_trace()
             if c is not None and squares is not None and trace is not None:
                 return squares + 2 * c * trace + c * c * self.dim  # c**2 raises where it overflows
         return None
@@ -527,11 +451,8 @@ class Sum(LinearOperator):
         if self.first.space is None and self.second.space is None:
             return super().restrict(which)
         indices, _ = self._choose(which)
-        parts = [
-            op.restrict(which if op.space is not None else indices)
-            for op in (self.first, self.second)
-        ]
-        return Sum(*parts)
+        pair = (self.first, self.second)
+        return Sum(*(op.restrict(which if op.space is not None else indices) for op in pair))
 
 
 class Scaled(LinearOperator):
@@ -539,14 +460,7 @@ class Scaled(LinearOperator):
 
     def __init__(self, inner: LinearOperator, factor: float) -> None:
         require(np.isfinite(factor), "the factor", "be finite", repr(factor))
-        super().__init__(
-            inner.dim,
-            inner.dtype,
-            inner.device,
-            symmetric=inner.symmetric,
-            psd=inner.psd and factor >= 0,
-            space=inner.space,
-        )
+        self._take_facts(inner, psd=inner.psd and factor >= 0)
         self.inner, self.factor = inner, factor
 
     def _apply(self, block: Tensor) -> Tensor:
@@ -589,9 +503,8 @@ class Scaled(LinearOperator):
         found = self.inner.sampled_trace(tol, seed)
         if found is None:
             return None
-        return replace(
-            found, value=self.factor * found.value, stderr=abs(self.factor) * found.stderr
-        )
+        value, stderr = self.factor * found.value, abs(self.factor) * found.stderr
+        return replace(found, value=value, stderr=stderr)
 
     def why_no_trace(self) -> str:
         return self.inner.why_no_trace()
@@ -605,25 +518,16 @@ class Scaled(LinearOperator):
 
 
 class Normalised(LinearOperator):
-    """2⁻ᵉ·A with entries near 1, where those of A are so small or large that squares of products
-    leave the dtype.
+    """2⁻ᵉ·A with entries near 1, where squares of A's products would leave the dtype.
 
-    The exponent e is 0 for ordinary operators, whose products pass through unchanged. It is found
-    at the first product that is not zero, without one more unless that leaves the range of the
-    dtype itself. Powers of two make no rounding error, and vectors are scaled before the product,
-    so that results for c·A are those for A times c. ``like`` is an operator whose exponent it
-    shares.
+    The exponent e is 0 for ordinary operators. It is found at the first non-zero product, without
+    one more unless that leaves the range of the dtype. Powers of two are exact and vectors are
+    scaled before the product, so that results for c·A are those for A times c. ``like`` is an
+    operator whose exponent it shares.
     """
 
     def __init__(self, inner: LinearOperator, like: Normalised | None = None) -> None:
-        super().__init__(
-            inner.dim,
-            inner.dtype,
-            inner.device,
-            symmetric=inner.symmetric,
-            psd=inner.psd,
-            space=inner.space,
-        )
+        self._take_facts(inner)
         self.inner, self._first = inner, like
         self._exponent: int | None = None
         # products that had to be made again, to be added to a cost that was counted without them
@@ -651,9 +555,7 @@ class Normalised(LinearOperator):
         return replace(estimate, value=float(value), stderr=float(stderr))
 
     def settle(self) -> None:
-        """Find the exponent now if no product was made yet: from the entries where they are
-        there, or by a product.
-        """
+        """Fix the exponent now if no product was made yet, from known entries or by a product."""
         if self._exponent is None and self._first is None:
             squares = self.inner.known_squares()
             if squares is not None and 0 < squares < math.inf:
@@ -665,13 +567,11 @@ class Normalised(LinearOperator):
     def _apply(self, block: Tensor) -> Tensor:
         if self._first is None and self._exponent is None:
             return self._measure(block)
-        e = self.exponent
-        return self.inner._multiply(block) if e == 0 else self._scaled(block, e)
-
-    def _scaled(self, block: Tensor, exponent: int) -> Tensor:
-        most = INPUT.get(self.dtype, INPUT_SINGLE)
-        before = max(-most, min(most, -exponent))
-        return _times_power(self.inner._multiply(_times_power(block, before)), -exponent - before)
+        e, most = self.exponent, INPUT.get(self.dtype, INPUT_SINGLE)
+        if e == 0:
+            return self.inner._multiply(block)
+        before = max(-most, min(most, -e))
+        return _times_power(self.inner._multiply(_times_power(block, before)), -e - before)
 
     def _measure(self, block: Tensor) -> Tensor:
         """The first product, by which the exponent is fixed."""
@@ -692,9 +592,8 @@ class Normalised(LinearOperator):
         return _times_power(image, -self.exponent - shift)
 
     def _fix(self, exponent: int) -> None:
-        self._exponent = (
-            0 if abs(exponent) <= ORDINARY.get(self.dtype, ORDINARY_SINGLE) else exponent
-        )
+        ordinary = abs(exponent) <= ORDINARY.get(self.dtype, ORDINARY_SINGLE)
+        self._exponent = 0 if ordinary else exponent
 
     def known_diagonal(self) -> Tensor | None:
         diagonal = self.inner.known_diagonal()
@@ -708,7 +607,7 @@ class Normalised(LinearOperator):
         extra = self.dim * self.dtype.itemsize if self.exponent else 0
         return self.inner.column_bytes() + extra
 
-    def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
+    def recordable(self) -> Recordable | None:
         found = self.inner.recordable()
         if found is None:
             return None
@@ -737,15 +636,8 @@ class Product(LinearOperator):
 
     def __init__(self, first: LinearOperator, second: LinearOperator) -> None:
         _require_same_order(first, second, "@")
-        square = first is second and first.symmetric
-        super().__init__(
-            first.dim,
-            torch.promote_types(first.dtype, second.dtype),
-            first.device,
-            symmetric=square,
-            psd=square,
-            space=first.space,
-        )
+        self._take_facts(first, psd=first is second and first.symmetric)
+        self.symmetric, self.dtype = self.psd, torch.promote_types(first.dtype, second.dtype)
         self.first, self.second = first, second
 
     def _apply(self, block: Tensor) -> Tensor:
@@ -759,25 +651,20 @@ class Restricted(LinearOperator):
     """The principal submatrix A[indices, indices], by embedding into the whole space."""
 
     def __init__(self, inner: LinearOperator, indices: Tensor, space: Space | None = None) -> None:
-        super().__init__(
-            len(indices),
-            inner.dtype,
-            inner.device,
-            symmetric=inner.symmetric,
-            psd=inner.psd,
-            space=space,
-        )
+        self._take_facts(inner)
+        self.dim, self.space = len(indices), space
         self.inner, self.indices = inner, indices
 
-    def _apply(self, block: Tensor) -> Tensor:
+    def _embed(self, block: Tensor) -> Tensor:
         whole = block.new_zeros(self.inner.dim, block.shape[1])
         whole[self.indices] = block
-        return (self.inner @ whole)[self.indices]  # type: ignore[no-any-return]
+        return whole
+
+    def _apply(self, block: Tensor) -> Tensor:
+        return (self.inner @ self._embed(block))[self.indices]  # type: ignore[no-any-return]
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
-        whole = block.new_zeros(self.inner.dim, block.shape[1])
-        whole[self.indices] = block
-        return self.inner._multiply_adjoint(whole)[self.indices]
+        return self.inner._multiply_adjoint(self._embed(block))[self.indices]
 
     def known_diagonal(self) -> Tensor | None:
         diagonal = self.inner.known_diagonal()
@@ -785,47 +672,29 @@ class Restricted(LinearOperator):
 
 
 class BlockDiagonal(LinearOperator):
-    """The diagonal blocks of an operator, one restriction each; parameters in no block have zero
-    rows.
-    """
+    """The diagonal blocks of an operator; parameters in no block have zero rows."""
 
     def __init__(self, inner: LinearOperator, groups: Mapping[str, Sequence[str]]) -> None:
-        super().__init__(
-            inner.dim,
-            inner.dtype,
-            inner.device,
-            symmetric=inner.symmetric,
-            psd=inner.psd,
-            space=inner.space,
-        )
-        space = inner._named_space()
-        names = [name for group in groups.values() for name in group]
-        require(
-            len(set(names)) == len(names),
-            "blocks",
-            "not overlap",
-            "a parameter that is in two blocks",
-        )
-        self.inner = inner
-        # by a callable, for a name may hold what a glob takes for a pattern
-        self.blocks = {
-            label: inner.restrict(frozenset(group).__contains__) for label, group in groups.items()
-        }
-        self._indices = {
-            label: space.indices(group).to(inner.device) for label, group in groups.items()
-        }
+        self._take_facts(inner)
+        space, names = inner._named_space(), [name for group in groups.values() for name in group]
+        once = len(set(names)) == len(names)
+        require(once, "blocks", "not overlap", "a parameter that is in two blocks")
+        self.inner, self.blocks = inner, dict[str, LinearOperator]()
+        self._places: list[tuple[LinearOperator, Tensor]] = []
+        for label, group in groups.items():
+            # by a callable, for a name may hold what a glob takes for a pattern
+            self.blocks[label] = inner.restrict(frozenset(group).__contains__)
+            self._places.append((self.blocks[label], space.indices(group).to(inner.device)))
 
     def _apply(self, block: Tensor) -> Tensor:
         out = torch.zeros_like(block)
-        for label, inner in self.blocks.items():
-            where = self._indices[label]
+        for inner, where in self._places:
             out[where] = inner @ block[where]
         return out
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
         out = torch.zeros_like(block)
-        for label, inner in self.blocks.items():
-            where = self._indices[label]
+        for inner, where in self._places:
             out[where] = inner._multiply_adjoint(block[where])
         return out
 
@@ -833,49 +702,35 @@ class BlockDiagonal(LinearOperator):
         """The matrix, each block by its own products: P in all."""
         self._dense_columns()
         out = torch.zeros(self.dim, self.dim, dtype=self.dtype, device=self.device)
-        for label, inner in self.blocks.items():
-            where = self._indices[label]
+        for inner, where in self._places:
             out[where.unsqueeze(1), where] = inner.dense()
         return out
 
     def known_diagonal(self) -> Tensor | None:
         out = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
-        for label, inner in self.blocks.items():
+        for inner, where in self._places:
             part = inner.known_diagonal()
             if part is None:
                 return None
-            out[self._indices[label]] = part.to(out)
+            out[where] = part.to(out)
         return out
 
 
 def read_array(given: Any, name: str) -> Tensor:
-    """A tensor, or an array of any layout, byte order or width as one; SciPy's sparse matrices
-    with their zeros.
-    """
+    """A tensor from an array of any layout, byte order or width; sparse matrices become dense."""
     if isinstance(given, Tensor):
-        require(
-            not given.is_meta,
-            name,
-            "hold numbers",
-            "a tensor on the meta device, which has a shape alone",
-        )
+        got = "a tensor on the meta device, which has a shape alone"
+        require(not given.is_meta, name, "hold numbers", got)
         return given
     if scipy.sparse.issparse(given):
         given = given.toarray()
     try:
         array = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else None
         if array is not None and array.dtype.kind in "fiubc":
-            kind = (
-                np.dtype(np.float64)
-                if array.dtype == np.longdouble
-                else array.dtype.newbyteorder("=")
-            )
-            plain = (
-                array.dtype == kind
-                and array.flags.writeable
-                and all(stride >= 0 for stride in array.strides)
-            )
-            given = array.astype(kind, copy=not plain)
+            kind = array.dtype.newbyteorder("=")
+            kind = np.dtype(np.float64) if array.dtype == np.longdouble else kind
+            plain = array.dtype == kind and array.flags.writeable
+            given = array.astype(kind, copy=not plain or min(array.strides, default=0) < 0)
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         kind_of = f" of dtype {given.dtype}" if isinstance(given, np.ndarray) else ""
@@ -886,31 +741,20 @@ def read_array(given: Any, name: str) -> Tensor:
 
 
 def _number(given: Any, name: str) -> float | None:
-    """A real number of Python, NumPy or torch, arrays of no dimension among them; None for what
-    is no number.
-    """
+    """A real number of Python, NumPy or torch, 0-d arrays included; None for other types."""
     if isinstance(given, Tensor | np.ndarray | np.number) and given.ndim == 0:
         given = given.item()
     if isinstance(given, numbers.Real):
         return float(given)
-    wrong = isinstance(
-        given, Tensor | np.ndarray | complex | LinearOperator
-    ) or scipy.sparse.issparse(given)
-    require(
-        not wrong,
-        name,
-        "be one real number",
-        given,
-        "A @ B multiplies operators, and A @ v vectors",
-        TypeError,
-    )
+    wrong = isinstance(given, Tensor | np.ndarray | complex | LinearOperator)
+    if wrong or scipy.sparse.issparse(given):
+        cure = "A @ B multiplies operators, and A @ v vectors"
+        raise TypeError(message(name, "be one real number", given, cure))
     return None
 
 
 def _is_summand(given: Any, sign: str) -> bool:
-    """Whether it is an operator; what looks like a matrix or a number gets an error that names
-    the cure.
-    """
+    """Whether it is an operator; for matrices and numbers the error names the cure."""
     if isinstance(given, LinearOperator):
         return True
     number = isinstance(given, numbers.Number) or getattr(given, "ndim", None) == 0
@@ -921,26 +765,18 @@ def _is_summand(given: Any, sign: str) -> bool:
 
 
 def _is_structured(given: Any) -> bool:
-    """Whether it is tensors by name or in order, rather than one array; a list of numbers is an
-    array.
-    """
-    if isinstance(given, Mapping):
-        return True
-    arrays = isinstance(given, list | tuple) and any(
-        isinstance(part, Tensor | np.ndarray) for part in given
-    )
+    """Whether it is tensors by name or in order; a list of numbers is one array."""
+    if not isinstance(given, list | tuple):
+        return isinstance(given, Mapping)
+    arrays = any(isinstance(part, Tensor | np.ndarray) for part in given)
     return arrays and any(getattr(part, "ndim", 0) > 0 for part in given)
 
 
 def _like(given: Any, space: Space, rows: Tensor, leading: bool = False) -> Any:
-    """A vector (P,), or several (k, P), in the structure that ``_shaped`` took: the vectors
-    last, or ``leading``.
-    """
-    several = rows.ndim == 2
-    parts = [
-        part.movedim(0, -1) if several and not leading else part
-        for part in space.split(rows.contiguous())
-    ]
+    """A vector (P,), or several (k, P), in the structure that ``_flatten_parts`` read."""
+    parts = space.split(rows.contiguous())
+    if rows.ndim == 2 and not leading:
+        parts = [part.movedim(0, -1) for part in parts]
     if isinstance(given, Mapping):
         return dict(zip(space.names, parts, strict=True))
     return tuple(parts) if isinstance(given, tuple) else parts
@@ -962,13 +798,7 @@ def _near(operator: LinearOperator) -> LinearOperator | None:
 
 
 def _require_same_order(first: LinearOperator, second: LinearOperator, sign: str) -> None:
-    same = first.dim == second.dim
-    require(
-        same, f"the operators of {sign}", "have the same order", f"{first.dim} and {second.dim}"
-    )
-    require(
-        first.device == second.device,
-        f"the operators of {sign}",
-        "be on one device",
-        f"{first.device} and {second.device}",
-    )
+    name, orders = f"the operators of {sign}", f"{first.dim} and {second.dim}"
+    require(first.dim == second.dim, name, "have the same order", orders)
+    devices = f"{first.device} and {second.device}"
+    require(first.device == second.device, name, "be on one device", devices)

@@ -13,44 +13,17 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import memory_bytes, require, require_choice, require_count
+from lambdahat._core.check import memory_bytes, require_choice, require_count
 from lambdahat._core.device import beside, default_context, side_stream
 from lambdahat.operators import linearise
-from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.exact.closed_form import (
-    Extra,
-    ResidualRounds,
-    Residuals,
-    SampledResiduals,
-    Trusted,
-    accumulate,
-    diagonal_of,
-    mean_of_rounds,
-    sampled_trace,
-    trace_of,
-    trusted_layers,
-)
-from lambdahat.operators.exact.residual_checks import verify
-from lambdahat.operators.exact.validity import (
-    Factors,
-    Few,
-    ModelForm,
-    exact_factors,
-    few_of,
-    form_of,
-    refused_form,
-    require_kind,
-    require_separable,
-    samples_separate,
-    why_no_factors,
-)
+from lambdahat.operators.base import LinearOperator, Recordable
+from lambdahat.operators.exact import ClosedForm, HessianForm
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import Batch, free_memory
 from lambdahat.problem.checkpointing import recomputing
@@ -72,14 +45,12 @@ FINITE = (
 
 
 class Products:
-    """The products of all batches: which are kept, in which mode, and how blocks go through
-    them.
-    """
+    """The products of all batches: which graphs are kept, in which mode, and block by block."""
 
     def __init__(
         self,
         problem: Problem,
-        leaves: dict[str, Tensor],
+        leaves: linearise.Leaves,
         modes: dict[str, linearise.Builder],
         memory: int | None,
         dtype: torch.dtype,
@@ -89,8 +60,7 @@ class Products:
         self.recomputes = "forward" in modes and problem.recomputes
         if self.recomputes:
             self.modes = {"forward": modes["forward"], **modes}
-        self.device = problem.device
-        self.stream = side_stream(problem.device)
+        self.device, self.stream = problem.device, side_stream(problem.device)
         self.cache: list[linearise.Product] = []
         self.vmaps = not self.recomputes
         self.replay: Callable[[Tensor], Tensor] | None = None
@@ -113,12 +83,8 @@ class Products:
             if self.kept == 0:  # what it holds is needed
                 first = None
             # forward mode takes twice the memory of the pass that a budget is made for
-            if (
-                self.kept < count
-                and len(self.modes) > 1
-                and problem.memory is None
-                and not self.recomputes
-            ):
+            choice = len(self.modes) > 1 and problem.memory is None and not self.recomputes
+            if self.kept < count and choice:
                 self.mode = self._fastest_unkept()
             if self.mode not in ("reverse", "samples"):
                 self.kept = 0
@@ -131,10 +97,7 @@ class Products:
                 self.cache.append(product)
 
     def apply(self, rows: Tensor, only: int | None = None) -> Tensor:
-        """Rows (k, P) times the operator: this rank's share of it, then the sum over ranks.
-
-        ``only`` is the batch to take alone, as if it were all of the data.
-        """
+        """Rows (k, P) times the operator, or times that of ``only`` one batch."""
         with linearise.repeated():
             if only is not None:
                 return torch.stack([self._sum(row, batched=False, only=only) for row in rows])
@@ -168,17 +131,11 @@ class Products:
             return self._apply(rows)
 
     def _sum(self, rows: Tensor, batched: bool, only: int | None = None) -> Tensor:
-        """Σ_b w_b A_b rows, accumulated in the operator's dtype; A_b rows for ``only`` one of
-        the batches.
-        """
+        """Σ_b w_b A_b rows in the operator's dtype, or A_b rows for ``only`` one batch."""
         if rows.is_cuda and rows.data_ptr() % ALIGNED:  # a row of a block
             rows = rows.clone()
-        tangents = [
-            piece.to(leaf.dtype)
-            for piece, leaf in zip(
-                self.problem.space.split(rows), self.leaves.values(), strict=True
-            )
-        ]
+        pairs = zip(self.problem.space.split(rows), self.leaves.values(), strict=True)
+        tangents = [piece.to(leaf.dtype) for piece, leaf in pairs]
         total: list[Tensor] = []
         for i, (weight, batch) in enumerate(self.problem.share):
             if only is not None and i != only:
@@ -198,14 +155,11 @@ class Products:
 
     def _first(self) -> Batch:
         """The first batch of the share or, where there is none in it, of the data."""
-        return (
-            next((batch for _, batch in self.problem.share), None) or self.problem.batches.first()
-        )
+        own = next((batch for _, batch in self.problem.share), None)
+        return own or self.problem.batches.first()
 
     def _build(self, batch: Batch) -> linearise.Product:
-        """The product of one batch; where memory runs out, once more without what was kept of
-        the others.
-        """
+        """The product of one batch; if memory runs out, again without the graphs kept."""
         build = self.modes[self.mode]
         try:
             # graphs are built on a stream of their own, so that a CUDA graph can capture the
@@ -220,9 +174,7 @@ class Products:
             return build(self.problem, self.leaves, batch)
 
     def _first_that_works(self) -> tuple[linearise.Product, int]:
-        """The first batch's product in the first mode that the model can take, and the bytes its
-        graph keeps.
-        """
+        """The first batch's product in the first mode that works, and its graph's bytes."""
         batch = self._first()
         failures: list[str] = []
         for mode in list(self.modes):
@@ -257,9 +209,7 @@ class Products:
         )
 
     def _fastest_unkept(self) -> str:
-        """One timed product of the first batch in each mode, rebuilt as a batch that is not kept
-        would be.
-        """
+        """The mode with the fastest product of the first batch when no graph is kept."""
         batch = self._first()
         seconds: dict[str, float] = {}
         tangents = [torch.ones_like(leaf) for leaf in self.leaves.values()]
@@ -277,9 +227,7 @@ class Products:
         return min(seconds, key=lambda mode: seconds[mode]) if seconds else next(iter(self.modes))
 
     def _block(self) -> int:
-        """Columns that go through vmap together: as many as keep their activations within the
-        budget.
-        """
+        """How many columns go through vmap together within the memory budget."""
         memory = self.problem.memory
         room = free_memory(self.device) * GRAPH_FRACTION if memory is None else PASS * memory
         if memory is not None and self.kept < len(self.problem.share):
@@ -291,10 +239,8 @@ class Products:
         whole = self.stream is not None and len(self.cache) == len(self.problem.share) and small
         return whole and (self.replay is not None or not self.tried_replay)
 
-    def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
-        """A product (P,) → (P,) of one vector that a larger CUDA graph can take in, and the
-        stream to record it on.
-        """
+    def recordable(self) -> Recordable | None:
+        """A product (P,) → (P,) that a larger CUDA graph can capture, and its stream."""
         if not self._may_replay() or self.problem.ranks.size > 1:
             return None
         assert self.stream is not None
@@ -306,9 +252,7 @@ class Products:
         return product, self.stream
 
     def _capture(self) -> Callable[[Tensor], Tensor] | None:
-        """One product as a CUDA graph: small networks are bound by launches, which a replay
-        makes in one.
-        """
+        """One product as a CUDA graph: small networks are bound by kernel launches."""
         assert self.stream is not None
         given = torch.zeros(self.problem.num_parameters, dtype=self.dtype, device=self.device)
         graph = torch.cuda.CUDAGraph()
@@ -338,11 +282,8 @@ def _collect(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-T = TypeVar("T")
-
+OutputMaps = Callable[[Any, Batch], linearise.OutputMap]
 OWN = 2  # vectors that it holds: its parameters, and the same as leaves of graphs
-MANY_FACTORS = 128  # signals sent back for each sample, beyond which a trace is sampled …
-MOST_COLUMNS = 1024  # … and those of smooth activations, beyond which there is no closed form
 
 
 # of operators by id: what makes their products. Each thread has its own, since others may multiply
@@ -353,10 +294,12 @@ _STAND_INS: ContextVar[Mapping[int, Any]] = ContextVar("stand_ins", default={}) 
 class Curvature(LinearOperator):
     """A sum over batches Σ_b w_b A_b, each A_b known by a product that a ``Builder`` makes.
 
-    ``modes`` maps the name of each way to build products to its builder, best first where the graph
-    can be kept. ``memory`` is the budget in bytes, or as "4GiB", for graphs kept between products
-    (default: a quarter of the problem's ``memory``, or 40 % of what is free).
+    ``modes`` are the builders by name, best first where graphs can be kept. ``memory`` is the
+    budget, in bytes or as "4GiB", for graphs kept between products (default: a quarter of the
+    problem's ``memory``, or 40 % of what is free). ``exact_kind`` is that of its ``ClosedForm``.
     """
+
+    exact_kind: tuple[Any, ...]
 
     def __init__(
         self,
@@ -367,10 +310,8 @@ class Curvature(LinearOperator):
         *,
         psd: bool = False,
     ) -> None:
-        dtype = torch.promote_types(problem.dtype, torch.float32)
-        super().__init__(
-            problem.num_parameters, dtype, problem.device, psd=psd, space=problem.space
-        )
+        size, dtype = problem.num_parameters, torch.promote_types(problem.dtype, torch.float32)
+        super().__init__(size, dtype, problem.device, psd=psd, space=problem.space)
         require_choice(mode, "mode", ("auto", *modes))
         memory = memory_bytes(memory, least=0)
         self.problem = problem.fixed()
@@ -397,9 +338,7 @@ class Curvature(LinearOperator):
 
     @property
     def stand_in(self) -> tuple[Curvature, int | None] | None:
-        """What makes the products of this thread, and of which batch alone, while precisions are
-        compared.
-        """
+        """The operator, and the batch, that makes this thread's products in a comparison."""
         return _STAND_INS.get().get(id(self))
 
     @stand_in.setter
@@ -408,12 +347,11 @@ class Curvature(LinearOperator):
         _STAND_INS.set(others if value is None else {**others, id(self): value})
 
     def _apply(self, block: Tensor) -> Tensor:
-        if self.stand_in is not None:
-            other, only = self.stand_in
-            return (
-                other.prepare().apply(block.T.contiguous().to(other.dtype), only).T.to(self.dtype)
-            )
-        return self.prepare().apply(block.T.contiguous()).T
+        rows = block.T.contiguous()
+        if self.stand_in is None:
+            return self.prepare().apply(rows).T
+        other, only = self.stand_in
+        return other.prepare().apply(rows.to(other.dtype), only).T.to(self.dtype)
 
     def prepare(self) -> Products:
         """The products; the first call chooses the mode and builds the graphs."""
@@ -426,7 +364,7 @@ class Curvature(LinearOperator):
         """The same kind of operator for another problem."""
         raise TypeError(f"{type(self).__name__} cannot be restricted by name")
 
-    def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
+    def recordable(self) -> Recordable | None:
         # what a subclass adds to a product is not in the graph
         plain = type(self)._apply is Curvature._apply
         return self.prepare().recordable() if plain and self.device.type == "cuda" else None
@@ -446,44 +384,34 @@ class Curvature(LinearOperator):
         return 3 * self.dim * self.dtype.itemsize
 
     def free_memory(self, device: torch.device | None = None) -> int:
-        return int(
-            self.problem.ranks.least(super().free_memory(device), "the free memory", self.device)
-        )
+        free = super().free_memory(device)
+        return int(self.problem.ranks.least(free, "the free memory", self.device))
 
     def restrict(self, which: Pattern | Sequence[int] | Tensor) -> LinearOperator:
-        """The principal submatrix; by name it differentiates with respect to those parameters
-        only.
-        """
-        by_index = isinstance(which, Tensor) or (
-            not callable(which) and len(which) > 0 and not isinstance(which[0], str)
+        """The principal submatrix; by name it differentiates in those parameters only."""
+        names = callable(which) or (
+            not isinstance(which, Tensor) and (len(which) == 0 or isinstance(which[0], str))
         )
-        if by_index:
-            return super().restrict(which)
-        return self.like(self.problem.restrict(which))  # type: ignore[arg-type]
+        return self.like(self.problem.restrict(which)) if names else super().restrict(which)  # type: ignore[arg-type]
 
     @cached_property
-    def _leaves(self) -> dict[str, Tensor]:
-        """For closed forms; those of products are their own, for they remember the stream of a
-        CUDA graph's capture.
-        """
-        return linearise.leaves_of(self.problem, self.problem.vector)
+    def exact(self) -> ClosedForm | HessianForm:
+        """Whether trace and diagonal have a closed form, and how the trace is found."""
+        return ClosedForm(self.problem, *self.exact_kind)
 
-    @cached_property
-    def _few(self) -> Few:
-        """What guards look at; it holds a graph, and goes when the last has looked."""
-        return few_of(self.problem, self._leaves)
+    def known_trace(self) -> float | None:
+        sums = self.exact.sums()
+        return None if sums is None else float(sums.sum())
 
-    @cached_property
-    def trusted(self) -> Trusted:
-        """The parameters that enter through layers with a closed form."""
-        found = trusted_layers(self._few)
-        del self._few
-        return found
+    def known_diagonal(self) -> Tensor | None:
+        sums = self.exact.sums(diagonal=True)
+        return None if sums is None else sums.to(self.dtype)
 
-    def forget(self) -> None:
-        """Let go of what closed forms take memory for, where there are none."""
-        for kept in ("_few", "_leaves"):
-            self.__dict__.pop(kept, None)
+    def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
+        return self.exact.sample(tol, seed)
+
+    def why_no_trace(self) -> str:
+        return self.exact.why_not()
 
 
 class Hessian(Curvature):
@@ -504,118 +432,22 @@ class Hessian(Curvature):
         return Hessian(problem, *self._options)
 
     @cached_property
-    def form(self) -> ModelForm:
-        """What is in the way of a closed form of the diagonal, and how many signals smooth
-        activations take for it.
-        """
-        if self.problem.loss_function is None:
-            return refused_form("the problem has no separate model output")
-        near, few = self._near, self._near._few
-        form = form_of(few)
-        if form.refused:
-            near.forget()
-        # without one there is nothing to guard
-        if form.refused or not form.bends or not near.trace_by:
-            return ModelForm(form.curved, form.refused)
-        few.mixed(twice=True)  # before what does with less
-        return verify(form, few, near.trusted)
-
-    @property
-    def trace_by(self) -> str:
-        if self.form.refused or self._near.trace_by != "closed form":
-            return "" if self.form.refused else self._near.trace_by
-        return "closed form" if self.form.columns <= MANY_FACTORS else "rounds"
-
-    @property
-    def closed_diagonal(self) -> bool:
-        """Whether the diagonal is known without products."""
-        return (
-            not self.form.refused
-            and self.form.columns <= MOST_COLUMNS
-            and self._near.closed_diagonal
-        )
-
-    def known_trace(self) -> float | None:
-        return self._closed(False, lambda near, extra: near.known_trace(extra))
-
-    def known_diagonal(self) -> Tensor | None:
-        return self._closed(True, lambda near, extra: near.known_diagonal(extra))
-
-    def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
-        """Where the closed form takes many signals, random ones in their place."""
-        if self.trace_by != "rounds":
-            return None
-        return self._rounds_of_all(tol, seed) if self._near.many else self._rounds(tol, seed)
-
-    def why_no_trace(self) -> str:
-        if self.form.refused or self.form.columns <= MOST_COLUMNS:
-            return self.form.refused or self._near.why_no_trace()
-        return f"{self.form.curved}, which takes {self.form.columns} signals a sample"
-
-    def control(self) -> LinearOperator | None:
-        if self.problem.loss_function is None or self._near.factors is None:
-            return None
-        # what forbids a second derivative forbids Jv too
-        return None if self.mode == "finite" else self._near
+    def exact(self) -> HessianForm:
+        """Whether trace and diagonal have a closed form, and how the trace is found."""
+        return HessianForm(self.problem)
 
     @cached_property
     def _near(self) -> GaussNewton:
-        return ggn(self.problem, memory=self.memory)
+        """The Gauss–Newton matrix, which shares what is known of its closed form."""
+        near = ggn(self.problem, memory=self.memory)
+        near.exact = self.exact.near
+        return near
 
-    def _closed(self, diagonal: bool, ask: Callable[[GaussNewton, Extra], T | None]) -> T | None:
-        """What the Gauss–Newton matrix answers, where all parts of the data have the form of the
-        first samples.
-        """
-        if not self.closed_diagonal:
+    def control(self) -> LinearOperator | None:
+        if self.exact.near.factors is None:
             return None
-        extra = Residuals(self.problem, self._near._leaves, diagonal)
-        answer = ask(self._near, extra)
-        return None if self._differs(extra) else answer
-
-    def _differs(self, *seen: Residuals) -> bool:
-        """Whether a part of the data, of this rank or another, has no closed form; it is
-        remembered.
-        """
-        refused = next((extra.refused for extra in seen if extra.refused), "")
-        curved = self.form.curved or next((extra.curved for extra in seen if extra.curved), "")
-        columns = max(self.form.columns, *(extra.columns for extra in seen))
-        flat = self.problem.ranks.least(
-            0.0 if refused else 1.0, "a look at all outputs", self.device
-        )
-        if not flat:
-            refused = refused or "an output that another rank saw is curved"
-        self.form = ModelForm(curved or refused, refused, columns=columns)
-        return bool(refused)
-
-    def _rounds_of_all(self, tol: float, seed: int) -> Estimate | None:
-        """Random factors at the output and random signs at the activations, a round of each
-        together.
-        """
-        near, seen = self._near, []
-
-        def extra(index: int) -> SampledResiduals:
-            seen.append(SampledResiduals(self.problem, near._leaves, seed, index))
-            return seen[-1]
-
-        found = near.sampled_trace(tol, seed, extra)
-        return None if found is None or self._differs(*seen) else found
-
-    def _rounds(self, tol: float, seed: int) -> Estimate | None:
-        """The Gauss–Newton matrix's trace exactly, and random signs at the activations."""
-        near, seen = self._near, []
-        base, factors = near.known_trace(), near.factors
-        assert base is not None
-        assert factors is not None
-
-        def more(rounds: range) -> list[float]:
-            seen.append(ResidualRounds(self.problem, near._leaves, seed, rounds))
-            accumulate(
-                self.problem, near._leaves, replace(factors, count=0), near.trusted, False, seen[-1]
-            )
-            return self.problem.ranks.sum(seen[-1].totals, "the residuals of a trace").tolist()
-
-        found = mean_of_rounds(more, tol, base)
-        return None if self._differs(*seen) else found
+        # what forbids a second derivative forbids Jv too
+        return None if self.mode == "finite" else self._near
 
 
 class GaussNewton(Curvature):
@@ -624,105 +456,43 @@ class GaussNewton(Curvature):
     def __init__(
         self,
         problem: Problem,
-        make_map: Callable[[Problem], Callable[[Any, Batch], linearise.OutputMap]],
-        factors: Callable[[Few], Factors | None],
+        make_map: Callable[[Problem], OutputMaps],
+        exact_kind: tuple[Any, ...],
         mode: str,
         memory: int | str | None,
         psd: bool,
     ) -> None:
-        output_map = make_map(problem)
-        modes = {
-            "reverse": linearise.gauss_newton_reverse(output_map),
-            "forward": linearise.gauss_newton_forward(output_map),
-        }
-        super().__init__(problem, modes, mode, memory, psd=psd)
-        self._recipe = (make_map, factors, mode, memory, psd)
-
-    @cached_property
-    def factors(self) -> Factors | None:
-        """The factors of M_i, where there are such."""
-        found = self._recipe[1](self._few)
-        if found is None:
-            del self._few
-        return found
+        super().__init__(problem, _output_modes(make_map(problem)), mode, memory, psd=psd)
+        self.exact_kind = exact_kind
+        self._recipe = (make_map, exact_kind, mode, memory, psd)
 
     def like(self, problem: Problem) -> GaussNewton:
         return GaussNewton(problem, *self._recipe)
 
-    @cached_property
-    def many(self) -> bool:
-        """Whether there are so many factors, or none in closed form, that targets are sampled in
-        their place.
-        """
-        few = self.factors is not None and self.factors.count <= MANY_FACTORS
-        loss, expected = self.problem.loss_function, self._recipe[0] is linearise.hessian_map
-        return not few and expected and loss is not None and loss.likelihood
 
-    @cached_property
-    def trace_by(self) -> str:
-        """How the trace is found without products: in "closed form", by "rounds" of random
-        signals, or "" if not.
-        """
-        if self.many and (self.factors is not None or samples_separate(self._few)):
-            return "rounds"
-        return "" if self.factors is None else "closed form"
-
-    @property
-    def closed_diagonal(self) -> bool:
-        """Whether the diagonal is known without products."""
-        return self.factors is not None
-
-    def known_trace(self, extra: Extra | None = None) -> float | None:
-        if self.factors is None:
-            return None
-        return trace_of(self.problem, self._leaves, self.factors, extra, self.trusted)
-
-    def known_diagonal(self, extra: Extra | None = None) -> Tensor | None:
-        if self.factors is None:
-            return None
-        return diagonal_of(self.problem, self._leaves, self.factors, extra, self.trusted).to(
-            self.dtype
-        )
-
-    def sampled_trace(
-        self, tol: float, seed: int, extra: Callable[[int], Extra] | None = None
-    ) -> Estimate | None:
-        if self.trace_by != "rounds":
-            return None
-        return sampled_trace(self.problem, self._leaves, tol, seed, extra, self.trusted)
-
-    def why_no_trace(self) -> str:
-        return "" if self.factors is not None else why_no_factors(self._few)
+def _output_modes(output_map: OutputMaps) -> dict[str, linearise.Builder]:
+    return {
+        "reverse": linearise.gauss_newton_reverse(output_map),
+        "forward": linearise.gauss_newton_forward(output_map),
+    }
 
 
 class Covariance(Curvature):
     """(1/n) Σ_i g_i g_iᵀ, less ḡ ḡᵀ when centred; g_i the gradient of sample i."""
 
+    exact_kind: tuple[Any, ...] = ("empirical",)
+
     def __init__(
         self, problem: Problem, centred: bool, mode: str, memory: int | str | None
     ) -> None:
-        require_separable(problem)
-        if problem.loss_function is None:
-            modes: dict[str, linearise.Builder] = {"samples": linearise.sample_gradients}
-        else:
-            output_map = linearise.rank_one_map(linearise.empirical_residuals(problem))
-            modes = {
-                "reverse": linearise.gauss_newton_reverse(output_map),
-                "forward": linearise.gauss_newton_forward(output_map),
-            }
+        linearise.require_separable(problem)
+        modes: dict[str, linearise.Builder] = {"samples": linearise.sample_gradients}
+        if problem.loss_function is not None:
+            modes = _output_modes(linearise.rank_one_map(linearise.empirical_residuals(problem)))
         super().__init__(problem, modes, mode, memory, psd=True)
         self._options = (centred, mode, memory)
         self.centred = centred
         self._mean = self.problem.gradient().to(self.dtype) if centred else None
-
-    @cached_property
-    def _factors(self) -> Factors | None:
-        if self.problem.loss_function is None:
-            return None
-        found = exact_factors(self._few, "empirical")
-        if found is None:
-            del self._few
-        return found
 
     def like(self, problem: Problem) -> Covariance:
         return Covariance(problem, *self._options)
@@ -731,25 +501,19 @@ class Covariance(Curvature):
         out = super()._apply(block)
         source = self if self.stand_in is None else self.stand_in[0]
         mean = source._mean if isinstance(source, Covariance) else None
-        return (
-            out
-            if mean is None
-            else (out - torch.outer(mean, mean @ block.to(mean.dtype))).to(self.dtype)
-        )
+        if mean is None:
+            return out
+        return (out - torch.outer(mean, mean @ block.to(mean.dtype))).to(self.dtype)
 
     def known_trace(self) -> float | None:
-        if self._factors is None:
-            return None
-        second = trace_of(self.problem, self._leaves, self._factors, None, self.trusted)
-        return second if self._mean is None else second - float(self._mean.double().square().sum())
+        second = super().known_trace()
+        if second is None or self._mean is None:
+            return second
+        return second - float(self._mean.double().square().sum())
 
     def known_diagonal(self) -> Tensor | None:
-        if self._factors is None:
-            return None
-        second = diagonal_of(self.problem, self._leaves, self._factors, None, self.trusted).to(
-            self.dtype
-        )
-        return second if self._mean is None else second - self._mean.square()
+        second = super().known_diagonal()
+        return second if second is None or self._mean is None else second - self._mean.square()
 
 
 @default_context()
@@ -766,21 +530,11 @@ def hessian(problem: Problem, *, mode: str = "auto", memory: int | str | None = 
 
 @default_context()
 def ggn(problem: Problem, *, mode: str = "auto", memory: int | str | None = None) -> GaussNewton:
-    """The generalised Gauss–Newton matrix (1/n) Σ_i J_iᵀ (∂²ℓ_i/∂z²) J_i, J_i the Jacobian of
-    the model's output z.
-    """
+    """The generalised Gauss–Newton matrix (1/n) Σ_i J_iᵀ (∂²ℓ_i/∂z²) J_i, z the model's output."""
     require_problem(problem)
     problem = problem.with_output("the Gauss–Newton matrix")
-    loss = problem.loss_function
-    convex = loss is not None and loss.convex
-    return GaussNewton(
-        problem,
-        linearise.hessian_map,
-        lambda few: exact_factors(few, "hessian"),
-        mode,
-        memory,
-        convex,
-    )
+    convex = problem.loss_function is not None and problem.loss_function.convex
+    return GaussNewton(problem, linearise.hessian_map, ("hessian",), mode, memory, convex)
 
 
 @default_context()
@@ -793,8 +547,7 @@ def fisher(
     mode: str = "auto",
     memory: int | str | None = None,
 ) -> Curvature:
-    """The Fisher information E[∇log p ∇log pᵀ] of the model's predictive distribution at the data's
-    inputs.
+    """The Fisher information E[∇log p ∇log pᵀ] of the model's predictions at the data's inputs.
 
     ``kind``: "exact" (expectation in closed form; the Gauss–Newton matrix except for
     "gaussian_nll"), "monte_carlo" (``samples`` targets per sample, drawn once) or "empirical" (the
@@ -802,52 +555,36 @@ def fisher(
     weight the contribution of a target as they do in the Gauss–Newton matrix.
     """
     require_problem(problem)
-    require_kind(kind)
+    linearise.require_kind(kind)
     if kind == "empirical":
         return gradient_covariance(problem, centred=False, mode=mode, memory=memory)
     problem = problem.with_output("the Fisher")
     loss = problem.loss_function
     assert loss is not None
-    require(
-        loss.predictive,
-        "loss",
-        "be a negative log-likelihood for the Fisher",
-        repr(loss.name),
-        f'use one of {", ".join(NAMED)}, kind="empirical", or lh.ggn(problem), which takes any'
-        " loss",
-    )
+    if not loss.predictive:
+        raise ValueError(
+            f"loss must be a negative log-likelihood for the Fisher, got {loss.name!r}; use one of"
+            f' {", ".join(NAMED)}, kind="empirical", or lh.ggn(problem), which takes any loss'
+        )
     if kind == "exact" and loss.likelihood:
         return ggn(problem, mode=mode, memory=memory)
     if kind == "exact":
-        return GaussNewton(
-            problem,
-            linearise.fisher_map,
-            lambda few: exact_factors(few, "fisher"),
-            mode,
-            memory,
-            True,
-        )
-    require_separable(problem)
+        return GaussNewton(problem, linearise.fisher_map, ("fisher",), mode, memory, True)
+    linearise.require_separable(problem)
     require_count(samples, "samples")
-    problem.ranks.agree(
-        "the Monte-Carlo Fisher", {"seed": seed, "samples": samples}, problem.device
-    )
+    draws = {"seed": seed, "samples": samples}
+    problem.ranks.agree("the Monte-Carlo Fisher", draws, problem.device)
 
-    def drawn(p: Problem) -> Callable[[Any, Batch], linearise.OutputMap]:
+    def sampled_map(p: Problem) -> OutputMaps:
         return linearise.rank_one_map(linearise.monte_carlo_residuals(p, samples, seed))
 
-    def factors(few: Few) -> Factors | None:
-        return exact_factors(few, "monte_carlo", samples, seed)
-
-    return GaussNewton(problem, drawn, factors, mode, memory, True)
+    return GaussNewton(problem, sampled_map, ("monte_carlo", samples, seed), mode, memory, True)
 
 
 @default_context()
 def gradient_covariance(
     problem: Problem, *, centred: bool = True, mode: str = "auto", memory: int | str | None = None
 ) -> Covariance:
-    """The covariance of the per-sample gradients, (1/n) Σ_i g_i g_iᵀ − ḡ ḡᵀ; uncentred, the
-    empirical Fisher.
-    """
+    """(1/n) Σ_i g_i g_iᵀ − ḡ ḡᵀ of the per-sample gradients; uncentred, the empirical Fisher."""
     require_problem(problem)
     return Covariance(problem, centred, mode, memory)

@@ -27,11 +27,10 @@ _KINDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class KernelMatrix(LinearOperator):
-    """K_ij = σ²·k(‖x_i − x_j‖/l) + noise·δ_ij for points (n, d); its spectrum lies in [noise, nσ² +
-    noise].
+    """K_ij = σ²·k(‖x_i − x_j‖/l) + noise·δ_ij for points (n, d); spectrum in [noise, nσ² + noise].
 
-    Formed once where n² entries fit into ``memory`` bytes. Else each product makes as many rows at
-    a time as fit.
+    Formed once if n² entries fit into ``memory`` bytes; else each product makes a few rows at a
+    time.
     """
 
     def __init__(
@@ -74,9 +73,8 @@ class KernelMatrix(LinearOperator):
         return found
 
     def known_diagonal(self) -> Tensor:
-        return torch.full(
-            (self.dim,), self.variance + self.noise, dtype=self.dtype, device=self.device
-        )
+        value = self.variance + self.noise
+        return torch.full((self.dim,), value, dtype=self.dtype, device=self.device)
 
     def known_squares(self) -> float | None:
         if self.rows < self.dim:
@@ -109,50 +107,30 @@ def kernel_matrix(
     require_choice(kind, "kind", tuple(_KINDS))
     require_positive(variance, "variance")
     require_count(memory, "memory", 1)
-    require(
-        isinstance(noise, int | float) and 0 <= noise < math.inf,
-        "noise",
-        "be a finite number of at least 0",
-        noise,
-    )
+    fine = isinstance(noise, int | float) and 0 <= noise < math.inf
+    require(fine, "noise", "be a finite number of at least 0", noise)
     places = _as_points(points)
+    if isinstance(length_scale, int | float):
+        require_positive(length_scale, "length_scale")
+    scale, d = torch.as_tensor(length_scale, dtype=torch.float64), places.shape[1]
+    fits = scale.shape in ((), (1,), (d,)) and bool((torch.isfinite(scale) & (scale > 0)).all())
+    require(fits, "length_scale", f"be one number above 0, or {d} of them", scale)
     # centred first: far from the origin the division would round away small distances
-    scaled = (places - places.mean(dim=0)) / _as_scale(length_scale, places.shape[1]).to(places)
+    scaled = (places - places.mean(dim=0)) / scale.to(places)
     return KernelMatrix(scaled.contiguous(), kind, float(variance), float(noise), memory)
 
 
 def _as_points(points: Any) -> Tensor:
     try:
-        tensor = (
-            points.detach() if isinstance(points, Tensor) else torch.as_tensor(np.array(points))
-        )
+        own = points.detach() if isinstance(points, Tensor) else torch.as_tensor(np.array(points))
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"points must be an array of numbers (n, d), got {describe(points)}"
-        ) from error
-    plain = not tensor.is_complex() and tensor.dtype != torch.bool
-    require(plain, "points", "be real numbers", str(tensor.dtype), error=TypeError)
-    shaped = tensor.ndim == 2 and tensor.numel() > 0
-    require(
-        shaped,
-        "points",
-        "have shape (n, d), and not be empty",
-        tensor,
-        "for one dimension pass points[:, None]",
-    )
-    tensor = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.double()
-    require(
-        bool(torch.isfinite(tensor).all()), "points", "hold finite numbers only", "NaN or infinity"
-    )
-    return tensor
-
-
-def _as_scale(length_scale: float | Sequence[float], dimensions: int) -> Tensor:
-    if isinstance(length_scale, int | float):
-        return torch.tensor([require_positive(length_scale, "length_scale")], dtype=torch.float64)
-    scale = torch.as_tensor(length_scale, dtype=torch.float64)
-    fits = scale.shape in ((), (1,), (dimensions,)) and bool(
-        (torch.isfinite(scale) & (scale > 0)).all()
-    )
-    require(fits, "length_scale", f"be one number above 0, or {dimensions} of them", scale)
-    return scale
+        got = describe(points)
+        raise TypeError(f"points must be an array of numbers (n, d), got {got}") from error
+    plain = not own.is_complex() and own.dtype != torch.bool
+    require(plain, "points", "be real numbers", str(own.dtype), error=TypeError)
+    shaped, cure = own.ndim == 2 and own.numel() > 0, "for one dimension pass points[:, None]"
+    require(shaped, "points", "have shape (n, d), and not be empty", own, cure)
+    own = own if own.dtype in (torch.float32, torch.float64) else own.double()
+    finite = bool(torch.isfinite(own).all())
+    require(finite, "points", "hold finite numbers only", "NaN or infinity")
+    return own

@@ -5,7 +5,7 @@ in closed form.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,8 +15,8 @@ from torch import Tensor
 from lambdahat._core.check import require, require_choice, require_count
 from lambdahat._core.device import default_context
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.exact.validity import require_kind
 from lambdahat.operators.kronecker_factors import Fisher, find_layers, moments, second_moments
+from lambdahat.operators.linearise import require_kind
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.memory import PASS
 
@@ -28,8 +28,8 @@ class KroneckerBlock:
     """The block G ⊗ A of a layer's matrix [W | b] raveled by rows, one in each of g groups.
 
     ``A`` (g, n, n) is the second moment of the inputs, ``G`` (g, m, m) that of the output
-    gradients. Where ``corrected`` (g, m, n) is given (EKFAC), the block is U diag(corrected) Uᵀ
-    with U = U_G ⊗ U_A instead.
+    gradients. With ``corrected`` (g, m, n) (EKFAC) it is U diag(corrected) Uᵀ, U = U_G ⊗ U_A,
+    instead.
     """
 
     names: tuple[str, ...]
@@ -53,19 +53,17 @@ class KroneckerBlock:
 
     @property
     def singular(self) -> bool:
-        """Whether an eigenvalue may be 0, to n·eps·λ_max of a factor: the bound on its rounding,
-        far above most of it.
+        """Whether an eigenvalue may be 0, to n·eps·λ_max of a factor, a bound on its rounding.
 
-        To take all below it for 0 in a damped inverse is a thousand times the error of keeping
-        them.
+        Damped inverses keep values below it: to take them for 0 errs a thousand times more.
         """
         if self.corrected is not None:
             return not bool((self.values > 0).all())
-        inputs, _, outputs, _ = self.basis
-        return any(
-            bool((_settled(values, factor.shape[-1] * torch.finfo(factor.dtype).eps) == 0).any())
-            for values, factor in ((inputs, self.A), (outputs, self.G))
-        )
+        for values, factor in ((self.basis[0], self.A), (self.basis[2], self.G)):
+            noise = factor.shape[-1] * torch.finfo(factor.dtype).eps
+            if bool((_without_noise(values, noise) == 0).any()):
+                return True
+        return False
 
     def with_values(self, corrected: Tensor) -> KroneckerBlock:
         """The block with other eigenvalues in the same basis."""
@@ -86,9 +84,8 @@ class KroneckerBlock:
     def diagonal(self) -> Tensor:
         """The diagonal (g, m, n)."""
         if self.corrected is None:
-            return self.G.diagonal(dim1=1, dim2=2).unsqueeze(-1) * self.A.diagonal(
-                dim1=1, dim2=2
-            ).unsqueeze(-2)
+            outputs, inputs = (part.diagonal(dim1=1, dim2=2) for part in (self.G, self.A))
+            return outputs.unsqueeze(-1) * inputs.unsqueeze(-2)
         right, left = self.basis[1], self.basis[3]
         return (left.square() @ self.values @ right.square().mT).to(self.A.dtype)
 
@@ -115,12 +112,8 @@ class KroneckerBlock:
 
     def __str__(self) -> str:
         groups, width, depth = self.indices.shape
-        product = f"{width}×{width} ⊗ {depth}×{depth}"
-        return (
-            f"kronecker {product}"
-            if groups == 1
-            else f"kronecker {product}, in each of {groups} groups"
-        )
+        each = "" if groups == 1 else f", in each of {groups} groups"
+        return f"kronecker {width}×{width} ⊗ {depth}×{depth}{each}"
 
 
 @dataclass(frozen=True)
@@ -165,11 +158,9 @@ Block = KroneckerBlock | DiagonalBlock
 
 
 class KFAC(LinearOperator):
-    """A block-diagonal approximation of the Fisher: ``blocks`` has one block per layer or remaining
-    parameter.
+    """A block-diagonal approximation of the Fisher, with a block per layer or remaining parameter.
 
-    ``shared`` names the layers that are applied at several positions of a sample, for which
-    ``sharing`` matters.
+    ``shared`` are the layers used at several positions, for which ``sharing`` matters.
     """
 
     def __init__(
@@ -181,9 +172,8 @@ class KFAC(LinearOperator):
         sharing: str = "expand",
         shared: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(
-            problem.num_parameters, _dtype(problem), problem.device, psd=True, space=problem.space
-        )
+        size, dtype = problem.num_parameters, _dtype(problem)
+        super().__init__(size, dtype, problem.device, psd=True, space=problem.space)
         self.blocks = dict(blocks)
         self.corrected, self.sharing, self.shared = corrected, sharing, shared
         self._memory = problem.memory
@@ -191,15 +181,15 @@ class KFAC(LinearOperator):
     def budget(self) -> int | None:
         return self._memory
 
+    def _factor_bytes(self, decomposed: bool) -> int:
+        blocks = self.blocks.values()
+        shapes = [part.indices.shape for part in blocks if isinstance(part, KroneckerBlock)]
+        return _held(self.dim, shapes, self.dtype, decomposed)
+
     def room(self, share: float) -> float:
         if self._memory is None:
             return super().room(share)
-        shapes = [
-            part.indices.shape for part in self.blocks.values() if isinstance(part, KroneckerBlock)
-        ]
-        return (
-            self._memory - _held(self.dim, shapes, self.dtype, self.corrected) - self.column_bytes()
-        )
+        return self._memory - self._factor_bytes(self.corrected) - self.column_bytes()
 
     def column_bytes(self) -> int:
         return 5 * self.dim * self.dtype.itemsize
@@ -210,10 +200,15 @@ class KFAC(LinearOperator):
         return f"{kind}{super().__repr__().removeprefix(type(self).__name__)[:-1]}{used})"
 
     def _apply(self, block: Tensor) -> Tensor:
-        out = torch.empty_like(block)
-        for part in self.blocks.values():
+        return self._map(block, lambda _, part, X: part.apply(X))
+
+    def _map(self, block: Tensor, multiply: Callable[[str, Block, Tensor], Tensor]) -> Tensor:
+        """``multiply(label, block, X)`` of each block's coordinates X (k, *indices.shape)."""
+        out, count = torch.empty_like(block), block.shape[1]
+        for label, part in self.blocks.items():
             where = part.indices.reshape(-1)
-            out[where] = part.apply(_rows(block, part)).reshape(block.shape[1], -1).T
+            X = block[where].T.reshape(count, *part.indices.shape)
+            out[where] = multiply(label, part, X).reshape(count, -1).T
         return out
 
     def structure(self) -> dict[str, str]:
@@ -229,11 +224,8 @@ class KFAC(LinearOperator):
     def eigenvalues(self) -> Tensor:
         """All P eigenvalues, ascending, in float64, from those of the factors."""
         self._require_basis()
-        return (
-            torch.cat([part.values.double().reshape(-1) for part in self.blocks.values()])
-            .sort()
-            .values
-        )
+        values = [part.values.double().reshape(-1) for part in self.blocks.values()]
+        return torch.cat(values).sort().values
 
     def logdet(self, damping: float = 0.0) -> float:
         """log det(K + δI), exactly; −∞ when that is singular."""
@@ -255,16 +247,8 @@ class KFAC(LinearOperator):
     def _require_basis(self) -> None:
         """Refuse decompositions of the factors that the problem's memory cannot hold."""
         if self._memory is not None:
-            shapes = [
-                part.indices.shape
-                for part in self.blocks.values()
-                if isinstance(part, KroneckerBlock)
-            ]
-            _require_memory(
-                self._memory,
-                _held(self.dim, shapes, self.dtype, True),
-                "the eigenvectors of its factors",
-            )
+            need = self._factor_bytes(decomposed=True)
+            _require_memory(self._memory, need, "the eigenvectors of its factors")
 
 
 class KFACInverse(LinearOperator):
@@ -276,25 +260,16 @@ class KFACInverse(LinearOperator):
         values = {label: part.damped(damping, factored) for label, part in kfac.blocks.items()}
         singular = not damping and any(part.singular for part in kfac.blocks.values())
         least = 0.0 if singular else min(float(value.min()) for value in values.values())
-        require(
-            least > 0,
-            "damping",
-            "make the operator positive definite",
-            repr(damping),
-            f"its smallest eigenvalue is {least:.3g}: raise damping",
-        )
+        if not least > 0:
+            raise ValueError(
+                f"damping must make the operator positive definite, got {damping!r}; its smallest"
+                f" eigenvalue is {least:.3g}: raise damping"
+            )
         self._values = {label: value.reciprocal() for label, value in values.items()}
 
     def _apply(self, block: Tensor) -> Tensor:
-        out = torch.empty_like(block)
-        for label, part in self.kfac.blocks.items():
-            where = part.indices.reshape(-1)
-            out[where] = (
-                part.apply_values(self._values[label], _rows(block, part))
-                .reshape(block.shape[1], -1)
-                .T
-            )
-        return out
+        values = self._values
+        return self.kfac._map(block, lambda label, part, X: part.apply_values(values[label], X))
 
 
 @torch.enable_grad()
@@ -308,8 +283,7 @@ def kfac(
     samples: int = 1,
     seed: int = 0,
 ) -> KFAC:
-    """The Kronecker-factored approximation of the Fisher F = Σ_b w_b (1/B) Σ_i J_iᵀ M_i J_i at the
-    current parameters.
+    """The Kronecker-factored approximation of the Fisher F = Σ_b w_b (1/B) Σ_i J_iᵀ M_i J_i.
 
     A linear or convolution layer's block is G ⊗ A, the moment of its output gradients and that of
     its inputs, the bias among the weights (Martens & Grosse 2015; convolutions: Grosse & Martens
@@ -341,36 +315,27 @@ def kfac(
     require_choice(sharing, "sharing", SHARING)
     require_count(samples, "samples")
     require_count(seed, "seed", least=0)
-    require(
-        samples == 1 or kind == "monte_carlo",
-        "samples",
-        'be left out unless kind is "monte_carlo"',
-        samples,
-    )
+    fits = samples == 1 or kind == "monte_carlo"
+    require(fits, "samples", 'be left out unless kind is "monte_carlo"', samples)
     problem = problem.with_output("KFAC")
-    require(
-        problem.norm != "train",
-        "norm",
-        'be "eval" or "frozen" for KFAC (batch statistics mix the samples)',
-        '"train"',
-        'use norm="eval" and problem.refresh_statistics()',
-    )
+    if problem.norm == "train":
+        raise ValueError(
+            'norm must be "eval" or "frozen" for KFAC (batch statistics mix the samples), got'
+            ' "train"; use norm="eval" and problem.refresh_statistics()'
+        )
     fisher, dtype = Fisher(kind, samples, seed), _dtype(problem)
     layers, reasons = find_layers(problem)
     if problem.memory is not None:
-        need = _held(
-            problem.num_parameters, [layer.indices.shape for layer in layers], dtype, correction
-        )
+        shapes = [layer.indices.shape for layer in layers]
+        need = _held(problem.num_parameters, shapes, dtype, correction)
         _require_memory((1 - PASS) * problem.memory, need, "its Kronecker factors")
     factors, diagonals, shared = moments(problem, layers, tuple(reasons), fisher, sharing, dtype)
     for name, parts in {**factors, **{name: (part,) for name, part in diagonals.items()}}.items():
-        require(
-            all(bool(part.isfinite().all()) for part in parts),
-            "the Fisher",
-            "be finite",
-            f"NaN or infinity at {name!r}",
-            "look for a root, a log or a quotient at 0 in the model and the loss",
-        )
+        if not all(bool(part.isfinite().all()) for part in parts):
+            raise ValueError(
+                f"the Fisher must be finite, got NaN or infinity at {name!r}; look for a root, a"
+                " log or a quotient at 0 in the model and the loss"
+            )
     kronecker = {
         layer.name: KroneckerBlock(layer.names, layer.indices, *factors[layer.name])
         for layer in layers
@@ -400,8 +365,7 @@ def ekfac(
     samples: int = 1,
     seed: int = 0,
 ) -> KFAC:
-    """KFAC with optimal eigenvalues in its eigenbasis: the diagonal of the Fisher there (George et
-    al. 2018).
+    """KFAC with optimal eigenvalues in its eigenbasis: the Fisher's diagonal (George et al. 2018).
 
     Never further from the Fisher in Frobenius norm than KFAC with the same ``sharing``, which sets
     the eigenbasis; one more pass over the data. The arguments are those of ``kfac``.
@@ -410,11 +374,7 @@ def ekfac(
 
 
 def _held(dim: int, shapes: Sequence[Sequence[int]], dtype: torch.dtype, decomposed: bool) -> int:
-    """Bytes of the factors of blocks (g, m, n) and of the places of P parameters, and what makes
-    them.
-
-    ``decomposed`` with eigenvalues and eigenvectors in float64, and the work space of the largest.
-    """
+    """Bytes of the factors of blocks (g, m, n) and P indices; ``decomposed`` with eigenvectors."""
     sizes = [(groups * depth**2, groups * width**2) for groups, width, depth in shapes]
     entries, largest = sum(map(sum, sizes)), max(map(max, sizes), default=0)
     plain = 8 * dim + (entries + largest) * dtype.itemsize
@@ -422,46 +382,31 @@ def _held(dim: int, shapes: Sequence[Sequence[int]], dtype: torch.dtype, decompo
 
 
 def _require_memory(room: float, need: int, what: str) -> None:
-    require(
-        need <= room,
-        "memory",
-        f"have room for {need:,} bytes of KFAC, {what}",
-        f"{room:,.0f} for them",
-        "raise it, or choose fewer parameters",
-    )
+    expected, cure = f"have room for {need:,} bytes of KFAC, {what}", "raise it, or choose fewer"
+    require(need <= room, "memory", expected, f"{room:,.0f} for them", f"{cure} parameters")
 
 
 def _dtype(problem: Problem) -> torch.dtype:
     return torch.promote_types(problem.dtype, torch.float32)
 
 
-def _rows(block: Tensor, part: Block) -> Tensor:
-    """The coordinates of one block in a (P, k) block of vectors, as (k, *the shape of its
-    indices).
-    """
-    return block[part.indices.reshape(-1)].T.reshape(block.shape[1], *part.indices.shape)
-
-
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors in float64; eigenvalues of the size of the factor's and the
-    solver's rounding are 0.
+    """Eigenvalues and eigenvectors in float64; eigenvalues of the size of rounding are 0.
 
-    A softmax leaves G an eigenvalue 0, and its rounding times the largest of A may exceed the
-    damping.
+    A softmax leaves G an eigenvalue 0, whose rounding times A's largest may exceed the damping.
     """
     values, vectors = torch.linalg.eigh(matrix.double())
     noise = torch.finfo(matrix.dtype).eps + matrix.shape[-1] * torch.finfo(values.dtype).eps
-    return _settled(values, noise), vectors
+    return _without_noise(values, noise), vectors
 
 
-def _settled(values: Tensor, noise: float) -> Tensor:
+def _without_noise(values: Tensor, noise: float) -> Tensor:
     """Ascending eigenvalues with 0 for those of at most ``noise``·λ_max."""
     return torch.where(values > noise * values[..., -1:].clamp(min=0.0), values, 0.0)
 
 
 def _require_damping(damping: float) -> float:
     real = isinstance(damping, int | float) and not isinstance(damping, bool)
-    require(
-        real and 0.0 <= damping < math.inf, "damping", "be a finite number of at least 0", damping
-    )
+    fine = real and 0.0 <= damping < math.inf
+    require(fine, "damping", "be a finite number of at least 0", damping)
     return float(damping)

@@ -14,25 +14,23 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lambdahat._core.check import require
+from lambdahat._core.check import describe, message, require
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
-from lambdahat.operators.exact.layer_squares import borders
-from lambdahat.operators.exact.validity import positive_factors
-from lambdahat.operators.linearise import empirical_residuals
+from lambdahat.operators import linearise
+from lambdahat.operators.linearise import CONVOLUTIONS
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, as_tree, rows_of, take
 from lambdahat.problem.evaluators import Parameters
 from lambdahat.problem.losses import each_diagonal_factor
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CHUNK_ELEMENTS = 1 << 24
 PROBE_TOLERANCE = 0.05
 # backward passes for a batch beyond which the exact Fisher is not what anyone would wait for
@@ -41,9 +39,7 @@ MOST_PASSES = 1 << 14
 
 @dataclass(frozen=True)
 class FactoredLayer:
-    """A linear or convolution layer in Kronecker form; ``indices`` (g, m, n) place its block in
-    the flat vector.
-    """
+    """A linear or convolution layer; ``indices`` (g, m, n) place its block in the flat vector."""
 
     name: str
     module: Any
@@ -64,40 +60,26 @@ class FactoredLayer:
 
     def inputs(self, x: Tensor, y: Tensor) -> Tensor:
         """What each output row is linear in, (b, R, g, n); ``y`` is of the output's shape."""
-        parts = []
-        if self._has("weight"):
+        parts, kinds = [], {name.rpartition(".")[2] for name in self.names}
+        if "weight" in kinds:
             linear = isinstance(self.module, nn.Linear)
-            parts.append(
-                x.reshape(x.shape[0], -1, 1, x.shape[-1]) if linear else patches(x, self.module)
-            )
-        if self._has("bias"):
+            flat = x.reshape(x.shape[0], -1, 1, x.shape[-1]) if linear else patches(x, self.module)
+            parts.append(flat)
+        if "bias" in kinds:
             parts.append(torch.ones_like(self.outputs(y)[..., :1]))
         return torch.cat(parts, dim=-1)
 
     def chunk(self, y: Tensor) -> int:
-        """Samples at a time, so that neither the rows of inputs nor the per-sample gradients
-        grow large.
-        """
+        """Samples at a time, to bound the rows of inputs and the per-sample gradients."""
         groups, width, depth = self.indices.shape
         rows = y[0].numel() // (groups * width)
         return max(1, CHUNK_ELEMENTS // (groups * depth * max(rows, width)))
 
-    def _has(self, kind: str) -> bool:
-        return any(name.rpartition(".")[2] == kind for name in self.names)
-
 
 def patches(x: Tensor, module: Any) -> Tensor:
-    """The inputs under the kernel at each position, (b, R, groups, channels/groups · kernel), in
-    1 to 3 dimensions.
-    """
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    x = F.pad(x, borders(module), mode=mode)
-    for axis, (size, step, gap) in enumerate(
-        zip(module.kernel_size, module.stride, module.dilation, strict=True)
-    ):
-        x = x.unfold(axis + 2, (size - 1) * gap + 1, step)[..., ::gap]
+    """The inputs under the kernel at each position, (b, R, groups, channels/groups · kernel)."""
     count = len(module.kernel_size)
-    x = x.unflatten(1, (module.groups, -1))
+    x = linearise.windows(module, x).unflatten(1, (module.groups, -1))
     # (b, g, c, positions…, kernel…) to (b, positions…, g, c, kernel…)
     order = [0, *range(3, 3 + count), 1, 2, *range(3 + count, 3 + 2 * count)]
     return x.permute(order).flatten(1, count).flatten(3)
@@ -118,22 +100,17 @@ def recording(layers: Sequence[FactoredLayer]) -> Iterator[list[FactoredCall]]:
     calls: list[FactoredCall] = []
     handles: list[Any] = []
 
-    def watch(layer: FactoredLayer) -> Any:
-        def hook(
-            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-        ) -> Tensor:
-            x = args[0] if args else kwargs["input"]
-            if x.ndim < layer.least_dimensions:
-                return output  # without a batch there are no rows: the layer then fails the probe
-            calls.append(FactoredCall(layer, x.detach(), output))
-            return output.clone()  # an activation in place must not touch what was recorded
-
-        return hook
+    def hook(layer: FactoredLayer, _: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+        x = args[0] if args else kwargs["input"]
+        if x.ndim < layer.least_dimensions:
+            return output  # without a batch there are no rows: the layer then fails the probe
+        calls.append(FactoredCall(layer, x.detach(), output))
+        return output.clone()  # an activation in place must not touch what was recorded
 
     try:
-        handles += [
-            layer.module.register_forward_hook(watch(layer), with_kwargs=True) for layer in layers
-        ]
+        for layer in layers:
+            watch = partial(hook, layer)
+            handles.append(layer.module.register_forward_hook(watch, with_kwargs=True))
         yield calls
     finally:
         for handle in handles:
@@ -144,20 +121,11 @@ def join_outputs(output: Any) -> Tensor:
     """A model's output, or what has its structure, as one tensor with the samples first."""
     if isinstance(output, Tensor):
         return output
-    parts = [
-        leaf
-        for leaf in tree_leaves(as_tree(output))
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
-    rows = bool(parts) and all(part.ndim > 0 and len(part) == len(parts[0]) for part in parts)
-    require(
-        rows,
-        "the model's output",
-        "be tensors with a row for each sample for KFAC",
-        output,
-        "",
-        TypeError,
-    )
+    tensors = (leaf for leaf in tree_leaves(as_tree(output)) if isinstance(leaf, Tensor))
+    parts = [leaf for leaf in tensors if leaf.is_floating_point()]
+    if not parts or not all(part.ndim > 0 and len(part) == len(parts[0]) for part in parts):
+        expected = "be tensors with a row for each sample for KFAC"
+        raise TypeError(message("the model's output", expected, output))
     return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1)
 
 
@@ -180,38 +148,63 @@ class Fisher:
         loss, target = problem.loss_function, problem.target(batch)
         fixed = tree_map(lambda z: z.detach() if isinstance(z, Tensor) else z, output)
         assert loss is not None
+
+        def joined(parts: list[Tensor]) -> Tensor:
+            return parts[0] if isinstance(output, Tensor) else join_outputs(parts)
+
         if self.kind == "empirical":
-            slopes = empirical_residuals(problem)(fixed, batch)[0]
-            return iter([slopes[0] if isinstance(output, Tensor) else join_outputs(slopes)])
+            return iter([joined(linearise.empirical_residuals(problem)(fixed, batch)[0])])
         if self.kind == "monte_carlo":
-            require(
-                loss.predictive,
-                "kind",
-                f'be "exact" or "empirical" for the loss {loss.name!r}',
-                '"monte_carlo"',
-                "it has no distribution to draw targets from",
-            )
-            drawn = (loss.random_factors(fixed, target, rng) for _ in range(self.samples))
+            if not loss.predictive:
+                raise ValueError(
+                    f'kind must be "exact" or "empirical" for the loss {loss.name!r}, got'
+                    ' "monte_carlo"; it has no distribution to draw targets from'
+                )
+            draws = (loss.random_factors(fixed, target, rng) for _ in range(self.samples))
             root = math.sqrt(self.samples)
-            return (
-                (draw[0] if isinstance(output, Tensor) else join_outputs(draw)) / root
-                for draw in drawn
-            )
+            return (joined(draw) / root for draw in draws)
         diagonal = loss.fisher(fixed, target)
         if diagonal is not None:
-            weights = diagonal[0] if isinstance(output, Tensor) else join_outputs(diagonal)
+            weights = joined(diagonal)
             count, each = weights[0].numel(), each_diagonal_factor(weights)
         else:
             closed = loss.each_factor(fixed, target)
-            count, each = closed if closed is not None else positive_factors(problem, fixed, batch)
-        require(
-            count <= MOST_PASSES,
-            "kind",
-            f'be "monte_carlo" or "empirical" where "exact" takes more than {MOST_PASSES} backward'
-            " passes for a batch",
-            f'"exact", which takes {count}',
-        )
+            count, each = _eigen_factors(problem, fixed, batch) if closed is None else closed
+        if count > MOST_PASSES:
+            raise ValueError(
+                'kind must be "monte_carlo" or "empirical" where "exact" takes more than'
+                f' {MOST_PASSES} backward passes for a batch, got "exact", which takes {count}'
+            )
         return each
+
+
+def _eigen_factors(problem: Problem, output: Any, batch: Batch) -> tuple[int, Iterator[Tensor]]:
+    """K and factors s_k (B, …) with Σ_k s_k s_kᵀ = M, for a custom loss that is convex here."""
+    loss = problem.loss_function
+    assert loss is not None
+    cure = 'use kind="empirical", or a named loss'
+    if not (isinstance(output, Tensor) and output.ndim > 0 and len(output) == batch.size):
+        raise ValueError(
+            f"the model's output must be one tensor for KFAC with the loss {loss.name!r}, got"
+            f" {describe(output)}; {cure}"
+        )
+    width = output[0].numel()
+    if width > linearise.WIDEST_CUSTOM:
+        raise ValueError(
+            f'kind must be "empirical" for the loss {loss.name!r}, which has no closed form, of'
+            f' more than {linearise.WIDEST_CUSTOM} outputs, got "exact" of {width} outputs; {cure}'
+        )
+    if not linearise.loss_separates(problem, output, batch):
+        raise ValueError(f"loss must be a sum over samples for KFAC, got {loss.name!r}; {cure}")
+    factors, signs = linearise.eigen_factors(problem, output, batch)
+    sizes = factors.reshape(*signs.shape, -1).square().sum(dim=2)
+    if not bool((sizes * (signs < 0)).max() <= linearise.tolerance(problem) * sizes.max()):
+        raise ValueError(
+            f"loss must be convex in the model's output for KFAC, got {loss.name!r}, which is not"
+            f" here; {cure}"
+        )
+    positive = (signs > 0).reshape(*signs.shape, *[1] * (output.ndim - 1))
+    return width, iter(torch.where(positive, factors, 0.0))
 
 
 @dataclass(frozen=True)
@@ -226,9 +219,9 @@ class Pass:
 
     def gradients(self, vector: Tensor) -> tuple[Tensor, ...]:
         """The gradients of Σ_i s_iᵀ zᵢ at the outputs of all calls, for a vector s."""
-        if not self.calls:
-            return ()
         ends = [call.y for call in self.calls]
+        if not ends:
+            return ()
         return torch.autograd.grad(
             self.output, ends, vector, retain_graph=True, materialize_grads=True
         )
@@ -244,35 +237,36 @@ def passes(
         parameters = {name: value.detach().requires_grad_() for name, value in values.items()}
         with recording(layers) as calls:
             output = as_tree(problem.output(parameters, batch))
-        yield Pass(
-            weight, batch, fisher.vectors(problem, output, batch, rng), join_outputs(output), calls
-        )
+        vectors = fisher.vectors(problem, output, batch, rng)
+        yield Pass(weight, batch, vectors, join_outputs(output), calls)
         report(task, done + 1, total)
 
 
 def find_layers(problem: Problem) -> tuple[list[FactoredLayer], dict[str, str]]:
-    """The layers in Kronecker form, and for every other parameter the reason why it is not in one.
+    """The layers in Kronecker form, and for every other parameter the reason why not.
 
-    A layer qualifies when its parameters' gradient is Σ_r g_r a_rᵀ over its recorded calls and each
-    row r belongs to one sample, which is checked on the first batch: a weight that is also used
-    elsewhere, a subclass that computes something else, or a layer on a learned input that all
-    samples share does not.
+    On the first batch, a layer's gradient must be Σ_r g_r a_rᵀ over its recorded calls, with each
+    row r of one sample. Shared weights, other subclasses and inputs that all samples share fail.
     """
-    model = problem.model or nn.Module()  # a function has no layers
+    model, slices = problem.model or nn.Module(), problem.space.slices  # a function has no layers
     aliases: dict[int, list[str]] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(tensor), []).append(name)
     tied = {names[0] for names in aliases.values() if len(names) > 1}
-    reasons = {
-        name: "tied" if name in tied else "not in a linear or convolution layer"
-        for name in problem.space.names
-    }
-    candidates = [
-        layer
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.Linear, *CONVOLUTIONS))
-        if (layer := _layer(problem, name, module, tied)) is not None
-    ]
+    none = "not in a linear or convolution layer"
+    reasons = {name: "tied" if name in tied else none for name in problem.space.names}
+    candidates = []
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+            continue
+        own = [f"{name}.{kind}" if name else kind for kind in ("weight", "bias")]
+        kept = tuple(full for full in own if full in slices and full not in tied)
+        if kept:
+            groups = getattr(module, "groups", 1)
+            where = [torch.arange(slices[full].start, slices[full].stop) for full in kept]
+            parts = [part.reshape(groups, len(module.weight) // groups, -1) for part in where]
+            indices = torch.cat(parts, dim=-1).to(problem.device)
+            candidates.append(FactoredLayer(name, module, kept, indices))
     unfit = _probe(problem, candidates)
     for layer in candidates:
         for name in layer.names:
@@ -283,28 +277,12 @@ def find_layers(problem: Problem) -> tuple[list[FactoredLayer], dict[str, str]]:
     return [layer for layer in candidates if layer.name not in unfit], reasons
 
 
-def _layer(problem: Problem, name: str, module: Any, tied: set[str]) -> FactoredLayer | None:
-    slices = problem.space.slices
-    own = {kind: f"{name}.{kind}" if name else kind for kind in ("weight", "bias")}
-    kept = {kind: full for kind, full in own.items() if full in slices and full not in tied}
-    if not kept:
-        return None
-    groups = getattr(module, "groups", 1)
-    where = [torch.arange(slices[full].start, slices[full].stop) for full in kept.values()]
-    outputs = module.out_features if isinstance(module, nn.Linear) else module.out_channels
-    indices = torch.cat([part.reshape(groups, outputs // groups, -1) for part in where], dim=-1)
-    return FactoredLayer(name, module, tuple(kept.values()), indices.to(problem.device))
-
-
 def _probe(problem: Problem, layers: Sequence[FactoredLayer]) -> dict[str, str]:
     """The layers without Kronecker form on the first batch, each with the reason."""
-    batch = problem.batches.first()
-    leaves = {
-        name: value.detach().requires_grad_()
-        for name, value in problem.named(problem.vector).items()
-    }
+    values = problem.named(problem.vector)
+    leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
     with recording(layers) as calls:
-        output = join_outputs(problem.output(leaves, batch))
+        output = join_outputs(problem.output(leaves, problem.batches.first()))
     first = torch.randn(output.shape, generator=generator(0, "kfac", "probe")).to(output)
     rest = first.clone()
     first[1:], rest[:1] = 0.0, 0.0  # the first sample alone, and all the others
@@ -315,16 +293,15 @@ def _probe(problem: Problem, layers: Sequence[FactoredLayer]) -> dict[str, str]:
     ]
     grads = [g + h for g, h in zip(*pulled, strict=True)]
     flat = problem.space.flatten(dict(zip(leaves, grads[len(calls) :], strict=True)))
-    shared = {
-        call.layer.name
-        for call, g, h in zip(calls, *pulled, strict=False)
-        if bool(((call.layer.outputs(g) != 0).any(-1) & (call.layer.outputs(h) != 0).any(-1)).any())
-    }
+    shared = set()
+    for call, g, h in zip(calls, *pulled, strict=False):
+        both = [(call.layer.outputs(part) != 0).any(-1) for part in (g, h)]
+        if bool((both[0] & both[1]).any()):
+            shared.add(call.layer.name)
     unfit = {}
     for layer in layers:
-        own = [
-            (call, grad) for call, grad in zip(calls, grads, strict=False) if call.layer is layer
-        ]
+        pairs = zip(calls, grads, strict=False)
+        own = [(call, grad) for call, grad in pairs if call.layer is layer]
         true = flat[layer.indices]
         if not own or not (_implied(own) - true).norm() <= PROBE_TOLERANCE * true.norm():
             unfit[layer.name] = "not used through its layer alone"
@@ -404,10 +381,8 @@ def moments(
 def _input_rows(
     calls: Sequence[FactoredCall], reduced: bool, scale: float, dtype: torch.dtype
 ) -> Iterator[Tensor]:
-    """The inputs a_r of all calls, (rows, g, n) at a time; or their mean over the positions of each
-    sample.
-
-    ``scale`` is 1/R, R the positions of a sample in all calls.
+    """The inputs a_r of all calls, (rows, g, n) at a time, or their means over positions (``scale``
+    1/R).
     """
     total: list[Tensor] = []
     for call in calls:
@@ -425,9 +400,7 @@ def _input_rows(
 def _gradient_rows(
     layer: FactoredLayer, grads: Sequence[Tensor], reduced: bool, dtype: torch.dtype
 ) -> list[Tensor]:
-    """The output gradients g_r of all calls, (rows, g, m) each; or their sum over the positions
-    of each sample.
-    """
+    """The output gradients of all calls, (rows, g, m) each, or summed over positions."""
     parts = [layer.outputs(grad).to(dtype) for grad in grads]
     if reduced:
         return [torch.stack([part.sum(dim=1) for part in parts]).sum(dim=0)]
@@ -451,15 +424,11 @@ def _add_squares(
 def _require_samples_first(
     calls: Sequence[FactoredCall], batch: Batch, what: str, cure: str
 ) -> None:
+    expected = f"have the {batch.size} samples first"
+    cure = f"{what} needs it: use {cure}, or put the batch first"
     for call in calls:
         first = call.x.shape[0] == call.y.shape[0] == batch.size
-        require(
-            first,
-            f"the input of layer {call.layer.name!r}",
-            f"have the {batch.size} samples first",
-            call.x,
-            f"{what} needs it: use {cure}, or put the batch first",
-        )
+        require(first, f"the input of layer {call.layer.name!r}", expected, call.x, cure)
 
 
 def _gram(rows: Tensor) -> Tensor:
@@ -473,8 +442,7 @@ def second_moments(
     bases: dict[str, tuple[Tensor, Tensor]],
     fisher: Fisher,
 ) -> dict[str, Tensor]:
-    """The Fisher's diagonal in each layer's Kronecker eigenbasis (U_A, U_G): mean_i Σ_k (U_Gᵀ D_ik
-    U_A)², (g, m, n).
+    """The Fisher's diagonal in each Kronecker eigenbasis: mean_i Σ_k (U_Gᵀ D_ik U_A)², (g, m, n).
 
     D_ik = Σ_r g_r a_rᵀ is the gradient of one sample (George et al. 2018).
     """
@@ -482,11 +450,13 @@ def second_moments(
     for step in passes(problem, layers, fisher, "ekfac"):
         _require_samples_first(step.calls, step.batch, "EKFAC", "kfac(problem)")
         groups = _by_layer(step.calls)
-        squares = {
-            name: _input_squares(calls[0], bases[name][0])
-            for name, calls in groups.items()
-            if _is_flat(calls)
-        }
+        squares = {}
+        for name, (call, *others) in groups.items():
+            # a layer that is applied once, at one position: (U_Aᵀ a)² of each sample, (b, g, n)
+            if not others and call.layer.outputs(call.y).shape[1] == 1:
+                right = bases[name][0]
+                a = call.layer.inputs(call.x, call.y.detach())[:, 0].to(right)
+                squares[name] = torch.einsum("bgi,gij->bgj", a, right).square()
         for vector in step.vectors:
             found = _by_layer(step.calls, step.gradients(vector))
             for name, calls in groups.items():
@@ -512,17 +482,6 @@ def _by_layer(
     return out
 
 
-def _is_flat(calls: Sequence[FactoredCall]) -> bool:
-    """Whether a layer is applied once, at one position."""
-    return len(calls) == 1 and calls[0].layer.outputs(calls[0].y).shape[1] == 1
-
-
-def _input_squares(call: FactoredCall, right: Tensor) -> Tensor:
-    """(U_Aᵀ a)² of each sample, (b, g, n), for a layer at one position."""
-    a = call.layer.inputs(call.x, call.y.detach())[:, 0].to(right)
-    return torch.einsum("bgi,gij->bgj", a, right).square()
-
-
 def _projected_squares(
     calls: Sequence[FactoredCall], grads: Sequence[Tensor], right: Tensor, left: Tensor
 ) -> Tensor:
@@ -530,12 +489,10 @@ def _projected_squares(
     layer, size = calls[0].layer, min(call.layer.chunk(call.y) for call in calls)
     total = right.new_zeros(layer.indices.shape)
     for start in range(0, len(grads[0]), size):
-        part = slice(start, start + size)
+        part, pairs = slice(start, start + size), zip(calls, grads, strict=True)
         g = torch.cat([layer.outputs(grad[part]) for grad in grads], dim=1).to(right)
-        pairs = zip(calls, grads, strict=True)
-        a = torch.cat([layer.inputs(call.x[part], grad[part]) for call, grad in pairs], dim=1).to(
-            right
-        )
+        rows = [layer.inputs(call.x[part], grad[part]) for call, grad in pairs]
+        a = torch.cat(rows, dim=1).to(right)
         total += (left.mT @ torch.einsum("brgm,brgn->bgmn", g, a) @ right).square().sum(dim=0)
     return total
 
@@ -543,69 +500,40 @@ def _projected_squares(
 def per_sample_squares(
     problem: Problem, names: Sequence[str], batch: Batch, vectors: Tensor, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Σ_i Σ_k (J_iᵀ s_ki)² of the named parameters, by element: through vmap, or sample by
-    sample where that fails.
-    """
-    values = problem.named(problem.vector)
-    free = {name: value.detach() for name, value in values.items() if name in names}
-    fixed = {name: value.detach() for name, value in values.items() if name not in names}
+    """Σ_i Σ_k (J_iᵀ s_ki)² of the named parameters: by vmap, or sample by sample."""
+    values = {name: value.detach() for name, value in problem.named(problem.vector).items()}
+    free = {name: values.pop(name) for name in list(values) if name in names}
     size = max(1, CHUNK_ELEMENTS // (len(vectors) * sum(value.numel() for value in free.values())))
+
+    def one(sample: Batch, own: Tensor) -> dict[str, Tensor]:
+        def output(chosen: Parameters) -> Tensor:
+            return join_outputs(problem.output({**values, **chosen}, sample))
+
+        pull = torch.func.vjp(output, free)[1]
+        grads = [pull(vector.unsqueeze(0))[0] for vector in own.unbind(0)]
+        return {k: torch.stack([g[k].to(dtype) for g in grads]).square().sum(dim=0) for k in free}
+
     try:
-        return _squares_by_vmap(problem, free, fixed, batch, vectors, size, dtype)
+        out = {name: torch.zeros_like(value, dtype=dtype) for name, value in free.items()}
+        for part in torch.arange(batch.size, device=problem.device).split(size):
+            columns, single = rows_of(take(batch, part))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                each = torch.func.vmap(lambda own, *rows, single=single: one(single(*rows), own))
+                squares = each(vectors[:, part].transpose(0, 1), *columns)
+            for name, square in squares.items():
+                out[name] += square.sum(dim=0)
+        return out
     # data-dependent control flow, an operation without a batching rule
     except (RuntimeError, NotImplementedError):
-        return _squares_one_by_one(problem, free, fixed, batch, vectors, dtype)
-
-
-def _squares_by_vmap(
-    problem: Problem,
-    free: Parameters,
-    fixed: Parameters,
-    batch: Batch,
-    vectors: Tensor,
-    size: int,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
-    def one(sample: Batch, own: Tensor) -> dict[str, Tensor]:
-        pull = torch.func.vjp(
-            lambda chosen: join_outputs(problem.output({**fixed, **chosen}, sample)), free
-        )[1]
-        grads = [pull(vector.unsqueeze(0))[0] for vector in own.unbind(0)]
-        return {
-            name: torch.stack([grad[name].to(dtype) for grad in grads]).square().sum(dim=0)
-            for name in free
-        }
-
-    out = {name: torch.zeros_like(value, dtype=dtype) for name, value in free.items()}
-    for part in torch.arange(batch.size, device=problem.device).split(size):
-        columns, single = rows_of(take(batch, part))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            each = torch.func.vmap(lambda own, *rows, single=single: one(single(*rows), own))
-            squares = each(vectors[:, part].transpose(0, 1), *columns)
-        for name, square in squares.items():
-            out[name] += square.sum(dim=0)
-    return out
-
-
-def _squares_one_by_one(
-    problem: Problem,
-    free: Parameters,
-    fixed: Parameters,
-    batch: Batch,
-    vectors: Tensor,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
-    out = {name: torch.zeros_like(value, dtype=dtype) for name, value in free.items()}
+        out = {name: torch.zeros_like(value, dtype=dtype) for name, value in free.items()}
     for part in torch.arange(batch.size, device=problem.device).split(1):
         leaves = {name: value.detach().requires_grad_() for name, value in free.items()}
-        output = join_outputs(problem.output({**fixed, **leaves}, take(batch, part)))
+        output = join_outputs(problem.output({**values, **leaves}, take(batch, part)))
+        points = list(leaves.values())
         for vector in vectors[:, part].unbind(0):
-            grads = torch.autograd.grad(
-                output, list(leaves.values()), vector, retain_graph=True, allow_unused=True
-            )
-            for name, grad in (
-                (name, grad) for name, grad in zip(leaves, grads, strict=True) if grad is not None
-            ):
-                out[name] += grad.to(dtype).square()
+            grads = torch.autograd.grad(output, points, vector, True, allow_unused=True)
+            for name, grad in zip(leaves, grads, strict=True):
+                if grad is not None:
+                    out[name] += grad.to(dtype).square()
     return out

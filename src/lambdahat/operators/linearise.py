@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 from torch.func import grad, jvp, vmap
@@ -34,26 +34,46 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from lambdahat._core.check import require
+from lambdahat._core.check import require_choice
 from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
-from lambdahat.problem.batches import Batch, as_tree, rows_of
+from lambdahat.problem.batches import Batch, as_tree, rows_of, take
 from lambdahat.problem.checkpointing import recomputing
 
 Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
 DIMENSIONS: dict[Callable[..., Tensor], int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def windows(layer: Any, entered: Tensor) -> Tensor:
+    """What each position of a convolution sees: (B, C, positions…, kernel…).
+
+    By strided windows and one copy: F.unfold starts a kernel for each sample on a GPU, and is
+    slower on a CPU. Zeros are padded by the layer's settings as they are now, as torch does, for
+    users change them; other borders as the layer was made.
+    """
+    if layer.padding_mode != "zeros":
+        borders = list(layer._reversed_padding_repeated_twice)
+    elif layer.padding == "same":
+        sizes = zip(layer.kernel_size, layer.dilation, strict=True)
+        totals = [hole * (size - 1) for size, hole in sizes]
+        borders = [part for all in reversed(totals) for part in (all // 2, all - all // 2)]
+    else:
+        sides = () if layer.padding == "valid" else layer.padding
+        borders = [side for side in reversed(sides) for _ in range(2)]
+    if any(borders):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        entered = F.pad(entered, borders, mode=mode)
+    steps = zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
+    for axis, (size, step, hole) in enumerate(steps, start=2):
+        entered = entered.unfold(axis, hole * (size - 1) + 1, step)[..., ::hole]
+    return entered
 
 
 class PlainConvolutions(TorchFunctionMode):
     """While active, convolutions of the model are built from ``_Convolution``."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in DIMENSIONS:
             prepared = _prepare(DIMENSIONS[func], *args, **kwargs)
@@ -72,9 +92,7 @@ def _prepare(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, Geometry] | None:
-    """The arguments in one form; None for those that torch has to take itself (padding by name,
-    no batch dimension).
-    """
+    """The arguments in one form; None for padding by name or inputs without a batch."""
     if isinstance(padding, str) or x.ndim != dims + 2:
         return None
     stride, padding, dilation = (_tuple(value, dims) for value in (stride, padding, dilation))
@@ -87,9 +105,8 @@ def _tuple(value: Any, dims: int) -> list[int]:
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    stride, padding, dilation, groups = geometry
-    zeros = [0] * len(stride)
-    options = stride, padding, dilation, False, zeros, groups
+    *steps, groups = geometry
+    options = *steps, False, [0] * len(steps[0]), groups
     return torch.ops.aten.convolution(x, weight, bias, *options)  # type: ignore[no-any-return]
 
 
@@ -97,11 +114,9 @@ def _backward(
     g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, mask: list[bool]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of input, weight and bias, those that ``mask`` asks for."""
-    stride, padding, dilation, groups = geometry
-    zeros, sizes = [0] * len(stride), [weight.shape[0]]
-    return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
-        g, x, weight, sizes, stride, padding, dilation, False, zeros, groups, mask
-    )
+    *steps, groups = geometry
+    options = [weight.shape[0]], *steps, False, [0] * len(steps[0]), groups, mask
+    return torch.ops.aten.convolution_backward(g, x, weight, *options)  # type: ignore[no-any-return]
 
 
 class _Convolution(torch.autograd.Function):
@@ -141,13 +156,14 @@ class _Gradient(torch.autograd.Function):
     def backward(
         ctx: Any, a: Tensor | None, b: Tensor | None, c: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """For tangents a, b, c of the three gradients: ∂g = a∗w + x∗b + c, ∂x and ∂w from g with
-        b and with a.
-        """
+        """From tangents a, b, c of the gradients: ∂g = a∗w + x∗b + c, and ∂x, ∂w."""
         g, x, weight = ctx.saved_tensors
         signal = entered = own = None
         if ctx.needs_input_grad[0]:
-            signal = _signal(g, a, b, c, x, weight, ctx.geometry)
+            parts = [] if a is None else [_forward(a, weight, None, ctx.geometry)]
+            parts += [] if b is None else [_forward(x, b, None, ctx.geometry)]
+            parts += [] if c is None else [c.reshape(1, -1, *[1] * (g.ndim - 2)).expand_as(g)]
+            signal = torch.zeros_like(g) if not parts else sum(parts[1:], parts[0])
         if ctx.needs_input_grad[1] and b is not None:
             entered = _backward(g, x, b, ctx.geometry, [True, False, False])[0]
         if ctx.needs_input_grad[2] and a is not None:
@@ -155,32 +171,15 @@ class _Gradient(torch.autograd.Function):
         return signal, entered, own, None, None
 
 
-def _signal(
-    g: Tensor,
-    a: Tensor | None,
-    b: Tensor | None,
-    c: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    geometry: Geometry,
-) -> Tensor:
-    """a∗w + x∗b + c, what is there of it."""
-    parts = [] if a is None else [_forward(a, weight, None, geometry)]
-    parts += [] if b is None else [_forward(x, b, None, geometry)]
-    parts += [] if c is None else [c.reshape(1, -1, *[1] * (g.ndim - 2)).expand_as(g)]
-    return torch.zeros_like(g) if not parts else sum(parts[1:], parts[0])
-
-
 Tangents = Sequence[Tensor]
+Leaves = dict[str, Tensor]
 Product = Callable[..., list[Tensor]]  # (tangents, batched=False) -> one tensor per parameter
-Builder = Callable[[Problem, dict[str, Tensor], Batch], Product]
+Builder = Callable[[Problem, Leaves, Batch], Product]
 OutputMap = Callable[[list[Tensor]], list[Tensor]]
 
 
 class _Flag:
-    """A global setting of torch that has one value while any thread needs it, and its own again
-    after the last.
-    """
+    """A global setting of torch that is held at one value while any thread needs it."""
 
     def __init__(self, read: Callable[[], bool], write: Callable[[bool], Any], value: bool) -> None:
         self._read, self._write, self._value = read, write, value
@@ -214,11 +213,9 @@ _SEARCH = _Flag(
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """What the passes of an operator run under: gradients on, and kernels that have second
-    derivatives.
+    """The context of an operator's passes: gradients on, and plain attention.
 
-    Attention goes by the plain kernel: the fused ones have no second derivative, no forward mode
-    and no batching rule.
+    Fused attention kernels have no second derivative, forward mode or batching rule.
     """
     with _PLAIN_ATTENTION.held(), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         yield
@@ -226,11 +223,7 @@ def twice_differentiable() -> Iterator[None]:
 
 @contextmanager
 def repeated() -> Iterator[None]:
-    """The same for passes whose shapes come back at every product, so that cuDNN's search for fast
-    kernels pays.
-
-    A check runs once, over a few samples, and must not search: that takes longer than the check.
-    """
+    """The same for passes that repeat, so that cuDNN's search for fast kernels pays."""
     with _SEARCH.held(), twice_differentiable():
         yield
 
@@ -249,9 +242,7 @@ def nodes_below(roots: Sequence[Any]) -> Iterator[Any]:
 
 
 def kind_of(node: Any) -> str:
-    """What a node does, by its name; a custom function may call itself anything, so that its
-    name says nothing.
-    """
+    """What a node does, by its name; the name of a custom function says nothing."""
     return _kind(type(node))  # type: ignore[arg-type]  # a class is hashable
 
 
@@ -263,13 +254,9 @@ def _kind(node: type[Any]) -> str:
 
 
 def require_graph(tensors: Sequence[Tensor]) -> None:
-    """Raise where a node of the graph has no derivative: autograd would take it for a constant
-    and say nothing.
-    """
-    if any(
-        type(node).__name__ in ("Error", "NotImplemented")
-        for node in nodes_below([tensor.grad_fn for tensor in tensors])
-    ):
+    """Raise where a node has no derivative: autograd would silently treat it as constant."""
+    names = (type(node).__name__ for node in nodes_below([tensor.grad_fn for tensor in tensors]))
+    if any(name in ("Error", "NotImplemented") for name in names):
         raise NotImplementedError("an operation of the model can be differentiated only once")
 
 
@@ -296,10 +283,8 @@ def leaves_of(problem: Problem, theta: Tensor) -> dict[str, Tensor]:
     return {name: leaf.requires_grad_() for name, leaf in leaves.items()}
 
 
-def hessian_reverse(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
-    """Reverse over reverse: keeps the graph of ∇L, so that each Hv = ∂(∇L·v)/∂θ is one backward
-    pass through it.
-    """
+def hessian_reverse(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
+    """Reverse over reverse: the graph of ∇L is kept, and Hv is one backward pass through it."""
     parameters = list(leaves.values())
     with PlainConvolutions():
         loss = problem.batch_loss(leaves, batch)
@@ -317,10 +302,8 @@ def hessian_reverse(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -
     return product
 
 
-def hessian_forward(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
-    """Forward over reverse: dual numbers through the gradient; nothing is kept, and what is
-    checkpointed runs again.
-    """
+def hessian_forward(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
+    """Forward over reverse: dual numbers through the gradient; nothing is kept."""
     names = list(leaves)
 
     def gradient(*parameters: Tensor) -> tuple[Tensor, ...]:
@@ -334,10 +317,8 @@ def hessian_forward(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -
         if batched:
             return list(vmap(lambda *t: jvp(gradient, points, t)[1])(*tangents))
         with forward_ad.dual_level():
-            duals = [
-                forward_ad.make_dual(p, t).requires_grad_()
-                for p, t in zip(points, tangents, strict=True)
-            ]
+            pairs = zip(points, tangents, strict=True)
+            duals = [forward_ad.make_dual(p, t).requires_grad_() for p, t in pairs]
             with recomputing(problem.recomputes, require_graph):
                 loss = problem.batch_loss(dict(zip(names, duals, strict=True)), batch)
             grads = torch.autograd.grad(loss, duals, allow_unused=True)
@@ -346,51 +327,49 @@ def hessian_forward(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -
     return product
 
 
-def hessian_finite(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
-    """Central differences (∇L(θ + hv) − ∇L(θ − hv))/2h, for models that autograd cannot take twice.
+def hessian_finite(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
+    """Central differences (∇L(θ + hv) − ∇L(θ − hv))/2h, for models differentiable once.
 
-    h = ε^{1/3}·(1 + ‖θ‖)/‖v‖ balances truncation O(h²) against rounding O(ε/h), for an error of
-    about ε^{2/3}.
+    h = ε^{1/3}·(1 + ‖θ‖)/‖v‖ balances truncation O(h²) and rounding O(ε/h): error ε^{2/3}.
     """
-    names = list(leaves)
-    points = [leaf.detach() for leaf in leaves.values()]
+    names, points = list(leaves), [leaf.detach() for leaf in leaves.values()]
     scale = 1.0 + torch.stack([point.double().norm() for point in points]).norm()
 
     def gradient(step: Tensor, tangents: Tangents) -> list[Tensor]:
-        moved = [
-            (p + step.to(p.dtype) * t).requires_grad_()
-            for p, t in zip(points, tangents, strict=True)
-        ]
+        pairs = zip(points, tangents, strict=True)
+        moved = [(p + step.to(p.dtype) * t).requires_grad_() for p, t in pairs]
         with recomputing(problem.recomputes):
             loss = problem.batch_loss(dict(zip(names, moved, strict=True)), batch)
-        grads = torch.autograd.grad(loss, moved, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, points, strict=True)]
+        return list(torch.autograd.grad(loss, moved, materialize_grads=True))
 
     def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
         if batched:
-            columns = [product([t[i] for t in tangents]) for i in range(len(tangents[0]))]
-            return [torch.stack(parts) for parts in zip(*columns, strict=True)]
+            return _one_by_one(product, tangents)
         size = torch.stack([t.double().norm() for t in tangents]).norm()
-        step = (
-            torch.finfo(points[0].dtype).eps ** (1 / 3)
-            * scale
-            / torch.where(size > 0, size, torch.ones_like(size))
-        )
+        size = torch.where(size > 0, size, torch.ones_like(size))
+        step = torch.finfo(points[0].dtype).eps ** (1 / 3) * scale / size
         ahead, behind = gradient(step, tangents), gradient(-step, tangents)
         return [(a - b) / (2 * step).to(a.dtype) for a, b in zip(ahead, behind, strict=True)]
 
     return product
 
 
-def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder:
-    """JᵀMJv with the graphs of the output and of Jᵀu kept: Jv = ∂(Jᵀu · v)/∂u is one backward
-    pass, Jᵀ another.
-    """
+def _one_by_one(product: Product, tangents: Tangents) -> list[Tensor]:
+    """The products of a block, column after column."""
+    columns = [product([t[i] for t in tangents]) for i in range(len(tangents[0]))]
+    return [torch.stack(parts) for parts in zip(*columns, strict=True)]
 
-    def build(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
+
+def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder:
+    """JᵀMJv with the graphs of z and Jᵀu kept: Jv = ∂(Jᵀu·v)/∂u is one backward pass."""
+
+    def build(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
         parameters = list(leaves.values())
         with PlainConvolutions():
-            outputs, multiply = _outputs(problem, leaves, batch, make_map)
+            flat, spec = tree_flatten(as_tree(problem.output(leaves, batch)))
+            outputs = [z for z in flat if isinstance(z, Tensor) and z.requires_grad]
+            constant = [z.detach() if isinstance(z, Tensor) else z for z in flat]
+            multiply = _between_live(flat, make_map(tree_unflatten(constant, spec), batch))
         seeds = [torch.zeros_like(z, requires_grad=True) for z in outputs]
         grads = torch.autograd.grad(
             outputs, parameters, seeds, create_graph=True, allow_unused=True
@@ -401,12 +380,11 @@ def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
 
         def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
             forward = _pull(kept, seeds, [tangents[i] for i in live], batched)
-            weighted = (
-                vmap(lambda *u: tuple(multiply(list(u))))(*forward)
-                if batched
-                else multiply(forward)
-            )
-            return _pull(outputs, parameters, list(weighted), batched)
+            if batched:
+                forward = list(vmap(lambda *u: tuple(multiply(list(u))))(*forward))
+            else:
+                forward = multiply(forward)
+            return _pull(outputs, parameters, list(forward), batched)
 
         return product
 
@@ -416,32 +394,26 @@ def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
 def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder:
     """JᵀMJv with dual numbers for Jv and one backward pass for Jᵀ; nothing is kept."""
 
-    def build(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
-        names = list(leaves)
-
+    def build(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
         def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
             if batched:
-                columns = [product([t[i] for t in tangents]) for i in range(len(tangents[0]))]
-                return [torch.stack(parts) for parts in zip(*columns, strict=True)]
+                return _one_by_one(product, tangents)
             parameters = [leaf.detach().requires_grad_() for leaf in leaves.values()]
             with forward_ad.dual_level():
-                duals = [
-                    forward_ad.make_dual(p, t) for p, t in zip(parameters, tangents, strict=True)
-                ]
+                pairs = zip(parameters, tangents, strict=True)
+                duals = [forward_ad.make_dual(p, t) for p, t in pairs]
                 with recomputing(problem.recomputes):
-                    structure = as_tree(problem.output(dict(zip(names, duals, strict=True)), batch))
-                leaves_, spec = tree_flatten(structure)
-                pairs = [
-                    forward_ad.unpack_dual(z) if isinstance(z, Tensor) else (z, None)
-                    for z in leaves_
+                    output = problem.output(dict(zip(leaves, duals, strict=True)), batch)
+                flat, spec = tree_flatten(as_tree(output))
+                both = [
+                    tuple(forward_ad.unpack_dual(z)) if isinstance(z, Tensor) else (z, None)
+                    for z in flat
                 ]
-            primal = tree_unflatten(
-                [pair[0].detach() if isinstance(pair[0], Tensor) else pair[0] for pair in pairs],
-                spec,
-            )
-            live = [pair for pair in pairs if isinstance(pair[0], Tensor) and pair[0].requires_grad]
+            points = [z for z, _ in both]
+            constant = [z.detach() if isinstance(z, Tensor) else z for z in points]
+            live = [(z, t) for z, t in both if isinstance(z, Tensor) and z.requires_grad]
             forward = [torch.zeros_like(z) if t is None else t.detach() for z, t in live]
-            multiply = _between_live([z for z, _ in pairs], make_map(primal, batch))
+            multiply = _between_live(points, make_map(tree_unflatten(constant, spec), batch))
             return _pull([z for z, _ in live], parameters, multiply(forward), False)
 
         return product
@@ -449,22 +421,17 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
     return build
 
 
-def sample_gradients(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
-    """(1/B) Σ_i g_i (g_iᵀv) with the per-sample gradients kept: for problems that are one function
-    of the batch.
-
-    The gradients come by vmap or, where an operation does not take it, one by one.
-    """
-    names = list(leaves)
+def sample_gradients(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
+    """(1/B) Σ_i g_i (g_iᵀv) with the per-sample gradients kept, by vmap where possible."""
     points = {name: leaf.detach() for name, leaf in leaves.items()}
-
     columns, single = rows_of(batch)
 
     def gradient(*rows: Tensor) -> Tensor:
-        found = grad(lambda parameters: problem.batch_loss(parameters, single(*rows)).reshape(()))(
-            points
-        )
-        return torch.cat([found[name].reshape(-1) for name in names])
+        def loss(parameters: Leaves) -> Tensor:
+            return problem.batch_loss(parameters, single(*rows)).reshape(())
+
+        found = grad(loss)(points)
+        return torch.cat([found[name].reshape(-1) for name in leaves])
 
     try:
         rows = vmap(gradient)(*columns)
@@ -476,12 +443,9 @@ def sample_gradients(problem: Problem, leaves: dict[str, Tensor], batch: Batch) 
     def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
         lead = (len(tangents[0]),) if batched else ()
         flat = torch.cat([t.reshape(*lead, -1) for t in tangents], dim=-1)
-        out = (flat @ rows.T) @ rows / batch.size
-        pieces = out.split(sizes, dim=-1)
-        return [
-            piece.reshape(*lead, *point.shape)
-            for piece, point in zip(pieces, points.values(), strict=True)
-        ]
+        pieces = ((flat @ rows.T) @ rows / batch.size).split(sizes, dim=-1)
+        pairs = zip(pieces, points.values(), strict=True)
+        return [piece.reshape(*lead, *point.shape) for piece, point in pairs]
 
     return product
 
@@ -494,22 +458,27 @@ def hessian_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
         closed = loss.product(output, problem.target(batch)) if loss is not None else None
         if closed is not None:
             return lambda u: [closed(u[0]) / batch.size]
-        flat, spec = tree_flatten(output)
-        points = [z.detach().requires_grad_() if _smooth(z) else z for z in flat]
-        live = [z for z in points if isinstance(z, Tensor) and z.requires_grad]
-        value = problem.output_loss(tree_unflatten(points, spec), batch)
-        slopes = torch.autograd.grad(value, live, create_graph=True, materialize_grads=True)
+        live, slopes = _loss_slopes(problem, output, batch, create_graph=True)
         curved = [i for i, slope in enumerate(slopes) if slope.requires_grad]
-        require(
-            bool(curved),
-            "loss",
-            "be curved in the model's output for a Gauss–Newton product",
-            "one that is linear in it",
-            'return logits from the model and use "cross_entropy"',
-        )
+        if not curved:
+            raise ValueError(
+                "loss must be curved in the model's output for a Gauss–Newton product, got one that"
+                ' is linear in it; return logits from the model and use "cross_entropy"'
+            )
         return lambda u: _pull([slopes[i] for i in curved], live, [u[i] for i in curved], False)
 
     return make
+
+
+def _loss_slopes(
+    problem: Problem, output: Any, batch: Batch, create_graph: bool = False
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """The real tensors of an output as leaves, and ∂L_batch/∂z at each."""
+    flat, spec = tree_flatten(output)
+    points = [z.detach().requires_grad_() if _smooth(z) else z for z in flat]
+    live = [z for z in points if isinstance(z, Tensor) and z.requires_grad]
+    value = problem.output_loss(tree_unflatten(points, spec), batch)
+    return live, torch.autograd.grad(value, live, create_graph=create_graph, materialize_grads=True)
 
 
 def fisher_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
@@ -519,9 +488,7 @@ def fisher_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
         loss = problem.loss_function
         diagonal = None if loss is None else loss.fisher(output, problem.target(batch))
         assert diagonal is not None
-        return lambda u: [
-            weight * part / batch.size for weight, part in zip(diagonal, u, strict=True)
-        ]
+        return lambda u: [w * part / batch.size for w, part in zip(diagonal, u, strict=True)]
 
     return make
 
@@ -529,25 +496,20 @@ def fisher_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
 def rank_one_map(
     residuals: Callable[[Any, Batch], list[list[Tensor]]],
 ) -> Callable[[Any, Batch], OutputMap]:
-    """u ↦ (1/KB) Σ_k r_ik (r_ikᵀ u_i) per sample i, for K residuals r of a batch, one tensor per
-    output each.
-    """
+    """u ↦ (1/KB) Σ_k r_ik (r_ikᵀ u_i) per sample i, for K residuals r of a batch."""
 
     def make(output: Any, batch: Batch) -> OutputMap:
-        drawn = residuals(output, batch)
+        draws = residuals(output, batch)
 
         def multiply(u: list[Tensor]) -> list[Tensor]:
             total = [torch.zeros_like(part) for part in u]
-            for draw in drawn:
-                along = sum(
+            for draw in draws:
+                along: Any = sum(
                     (r * part).flatten(1).sum(dim=1) for r, part in zip(draw, u, strict=True)
                 )
-                assert isinstance(along, Tensor)
-                total = [
-                    t + r * along.reshape(-1, *[1] * (r.ndim - 1))
-                    for t, r in zip(total, draw, strict=True)
-                ]
-            return [part / (len(drawn) * batch.size) for part in total]
+                for i, r in enumerate(draw):
+                    total[i] = total[i] + r * along.reshape(-1, *[1] * (r.ndim - 1))
+            return [part / (len(draws) * batch.size) for part in total]
 
         return multiply
 
@@ -555,23 +517,14 @@ def rank_one_map(
 
 
 def loss_slopes(problem: Problem, output: Any, batch: Batch) -> list[Tensor]:
-    """∂ℓ/∂z of a batch times its size, for every tensor of the output, at the data's own
-    targets.
-    """
-    flat, spec = tree_flatten(output)
-    points = [z.detach().requires_grad_() if _smooth(z) else z for z in flat]
-    live = [z for z in points if isinstance(z, Tensor) and z.requires_grad]
-    value = problem.output_loss(tree_unflatten(points, spec), batch)
-    return [
-        slope * batch.size for slope in torch.autograd.grad(value, live, materialize_grads=True)
-    ]
+    """∂ℓ/∂z of a batch times its size, for every tensor of the output."""
+    return [slope * batch.size for slope in _loss_slopes(problem, output, batch)[1]]
 
 
 def empirical_residuals(problem: Problem) -> Callable[[Any, Batch], list[list[Tensor]]]:
-    """The one residual of the empirical Fisher at the data's own target: r_i = n ∂L/∂z_i.
+    """The residual r_i = n ∂L/∂z_i of the empirical Fisher at the data's own target.
 
-    It lacks the root of the batch's share, for r_i r_iᵀ is multiplied by the batch's weight in the
-    mean elsewhere.
+    It lacks the root of the batch's share, which is in the batch's weight.
     """
 
     def residuals(output: Any, batch: Batch) -> list[list[Tensor]]:
@@ -584,9 +537,7 @@ def empirical_residuals(problem: Problem) -> Callable[[Any, Batch], list[list[Te
 def monte_carlo_residuals(
     problem: Problem, samples: int, seed: int
 ) -> Callable[[Any, Batch], list[list[Tensor]]]:
-    """``samples`` residuals with E[r rᵀ] = M, from targets that the model itself predicts; the
-    same at every call.
-    """
+    """``samples`` residuals with E[r rᵀ] = M, from predicted targets; the same at every call."""
 
     def residuals(output: Any, batch: Batch) -> list[list[Tensor]]:
         loss = problem.loss_function
@@ -599,35 +550,17 @@ def monte_carlo_residuals(
     return residuals
 
 
-def _outputs(
-    problem: Problem,
-    leaves: dict[str, Tensor],
-    batch: Batch,
-    make_map: Callable[[Any, Batch], OutputMap],
-) -> tuple[list[Tensor], OutputMap]:
-    """The differentiable tensors of the model's output and the map of tangents on them."""
-    flat, spec = tree_flatten(as_tree(problem.output(leaves, batch)))
-    live = [z for z in flat if isinstance(z, Tensor) and z.requires_grad]
-    constant = tree_unflatten([z.detach() if isinstance(z, Tensor) else z for z in flat], spec)
-    return live, _between_live(flat, make_map(constant, batch))
-
-
 def _between_live(outputs: Sequence[Any], multiply: OutputMap) -> OutputMap:
-    """A map of tangents on all real tensors of an output as one on those that parameters enter;
-    others do not move.
-    """
+    """A map of tangents on all real outputs as one on those that depend on parameters."""
     smooth = [z for z in outputs if _smooth(z)]
-    moving = [z.requires_grad for z in smooth]
-    if all(moving):
+    if all(z.requires_grad for z in smooth):
         return multiply
 
     def between(u: list[Tensor]) -> list[Tensor]:
         given = iter(u)
-        every = [
-            next(given) if moves else torch.zeros_like(z)
-            for z, moves in zip(smooth, moving, strict=True)
-        ]
-        return [part for part, moves in zip(multiply(every), moving, strict=True) if moves]
+        every = [next(given) if z.requires_grad else torch.zeros_like(z) for z in smooth]
+        pairs = zip(multiply(every), smooth, strict=True)
+        return [part for part, z in pairs if z.requires_grad]
 
     return between
 
@@ -643,12 +576,112 @@ def _pull(
     found = torch.autograd.grad(
         outputs, inputs, seeds, retain_graph=True, allow_unused=True, is_grads_batched=batched
     )
-    lead = (len(seeds[0]),) if batched else ()
-    return [
-        i.new_zeros(*lead, *i.shape) if g is None else g for g, i in zip(found, inputs, strict=True)
-    ]
+    lead, pairs = (len(seeds[0]),) if batched else (), zip(found, inputs, strict=True)
+    return [i.new_zeros(*lead, *i.shape) if g is None else g for g, i in pairs]
 
 
 def _tangent(gradient: Tensor | None, like: Tensor) -> Tensor:
     tangent = None if gradient is None else forward_ad.unpack_dual(gradient).tangent
     return torch.zeros_like(like) if tangent is None else tangent.detach()
+
+
+KINDS = {
+    "exact": ("type-2", "type2", "type-1", "true", "ggn"),
+    "monte_carlo": ("mc", "sampled", "monte-carlo", "montecarlo"),
+    "empirical": ("ef", "emp"),
+}
+PROBE = 8  # samples on which a loss is compared with those of single samples
+WIDEST_CUSTOM = 256  # outputs up to which the Hessian of a loss without closed form is computed
+
+
+def require_kind(kind: Any) -> str:
+    """One of the kinds of Fisher; for names that other libraries use the error gives ours."""
+    other = kind.lower() if isinstance(kind, str) else None
+    ours = next((name for name, others in KINDS.items() if other in others), None)
+    return require_choice(kind, "kind", tuple(KINDS), f"use kind={ours!r}" if ours else "")
+
+
+def tolerance(problem: Problem) -> float:
+    """How far apart, relative, two ways to one number may come out in the arithmetic in use."""
+    eps = torch.finfo(problem.dtype).eps
+    if problem.device.type == "cuda" and problem.dtype == torch.float32:
+        short = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+        eps = 2.0**-11 if short else eps
+    return float(min(10 * eps**0.7, 0.1))
+
+
+def require_separable(problem: Problem) -> None:
+    """Raise unless the loss of a batch is the mean of its samples' own losses, on a few samples.
+
+    Targets that do not count leave a sample less weight in the mean. That is right where its
+    gradient is taken within the batch; a loss without an output is differentiated sample by sample,
+    so that there the weights must be even.
+    """
+    if problem.norm == "train":
+        raise ValueError(
+            'norm must be "eval" or "frozen" for per-sample gradients, got "train"; batch'
+            " statistics couple the samples"
+        )
+    parameters, few = problem.named(problem.vector), take(problem.batches.first(), slice(PROBE))
+    singles = [take(few, slice(i, i + 1)) for i in range(few.size)]
+    terms, even = problem._evaluate.terms, problem.loss_function is None
+    each = terms(singles[0]) if even else 0.0
+    if even and any(terms(batch) != each * batch.size for batch in problem.batches):
+        raise ValueError(
+            "the labels must have as many that count (not −100) in every sample for per-sample"
+            ' gradients, got samples of uneven weight; use loss="cross_entropy", or samples of'
+            " one length"
+        )
+    weights = [1.0 if even else terms(single) for single in singles]
+    try:
+        with torch.no_grad(), twice_differentiable():
+            together = float(problem.batch_loss(parameters, few))
+            found = [float(problem.batch_loss(parameters, single)) for single in singles]
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return  # a model for one batch size only: nothing to compare
+    shares, alone = (torch.tensor(part, dtype=torch.float64) for part in (weights, found))
+    total = torch.where(shares > 0, shares * alone, 0.0).sum()
+    mean = float(total / shares.sum().clamp(min=1e-300))
+    allowed = tolerance(problem) * (1.0 + float(alone.abs().nan_to_num().max()))
+    if not abs(together - mean) <= allowed:
+        raise ValueError(
+            "the loss of a batch must be the mean of its samples' own losses for per-sample"
+            f" gradients, got {together:.6g}, and {mean:.6g} from single samples; a loss that"
+            " compares samples, or gives them uneven weights, has none"
+        )
+
+
+def eigen_factors(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Factors √|λ|·v (D, B, …) of the loss's Hessian at each output, and the signs of λ (D, B)."""
+    blocks = _loss_blocks(problem, output, batch)[0].double() * batch.size
+    values, vectors = torch.linalg.eigh(blocks)
+    factors = (vectors * values.abs().sqrt().unsqueeze(1)).permute(2, 0, 1)
+    return factors.to(output.dtype).reshape(-1, *output.shape), values.sign().T.to(output.dtype)
+
+
+def loss_separates(problem: Problem, output: Tensor, batch: Batch) -> bool:
+    """Whether the loss is a sum over samples, as a root of a mean or a contrastive loss is not."""
+    blocks, product = _loss_blocks(problem, output, batch)
+    stream = generator(0, "loss separates")
+    draw = torch.randn(output.shape, generator=stream, dtype=torch.float64).to(output)
+    apart = torch.einsum("bij,bj->bi", blocks, draw.reshape(len(output), -1)).reshape(output.shape)
+    together = product(draw)
+    return bool((apart - together).abs().max() <= tolerance(problem) * together.abs().max())
+
+
+def _loss_blocks(
+    problem: Problem, output: Tensor, batch: Batch
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """∂²L_batch/∂z_i² (B, D, D), and the product with ∂²L_batch/∂z²."""
+    point = output.detach().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(problem.output_loss(point, batch), point, create_graph=True)
+
+    def product(u: Tensor) -> Tensor:
+        if not slope.requires_grad:
+            return torch.zeros_like(u)
+        return torch.autograd.grad(slope, point, u, retain_graph=True, materialize_grads=True)[0]
+
+    eye = torch.eye(output[0].numel(), dtype=output.dtype, device=output.device)
+    units = (unit.reshape(output.shape[1:]).expand_as(output) for unit in eye)
+    return torch.stack([product(u).reshape(len(output), -1) for u in units], dim=1), product

@@ -8,6 +8,7 @@ import math
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import describe, require
+from lambdahat._core.check import describe, message, require
 from lambdahat._core.rng import generator
 from lambdahat.operators.base import Identity, LinearOperator, Scaled, Sum, read_array
 
@@ -55,12 +56,15 @@ class Matrix(LinearOperator):
             return self.matrix.diagonal().clone()
         if _is_host_csr(self.matrix):
             return torch.as_tensor(_as_scipy(self.matrix).diagonal())
-        entries = self.matrix.to_sparse_coo().coalesce()
-        rows, columns = entries.indices()
+        (rows, columns), values = self._entries()
         on = rows == columns
-        return torch.zeros(self.dim, dtype=self.dtype, device=self.device).index_add_(
-            0, rows[on], entries.values()[on]
-        )
+        diagonal = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
+        return diagonal.index_add_(0, rows[on], values[on])
+
+    def _entries(self) -> tuple[Tensor, Tensor]:
+        """Indices (2, N) and values (N,) of a sparse matrix."""
+        entries = self.matrix.to_sparse_coo().coalesce()
+        return entries.indices(), entries.values()
 
     def known_squares(self) -> float | None:
         values = _values(self.matrix).double()
@@ -83,34 +87,28 @@ class Matrix(LinearOperator):
 
     def rescaled(self, scale: Tensor) -> Matrix:
         """D A D with D = diag(``scale``), formed."""
+        facts = {"symmetric": self.symmetric, "psd": self.psd}
         if self.matrix.layout == torch.strided:
-            return Matrix(
-                scale[:, None] * self.matrix * scale, symmetric=self.symmetric, psd=self.psd
-            )
-        entries = self.matrix.to_sparse_coo().coalesce()
-        rows, columns = entries.indices()
-        values = entries.values() * scale[rows] * scale[columns]
-        scaled = torch.sparse_coo_tensor(
-            entries.indices(), values, self.shape, check_invariants=True
-        ).coalesce()
-        csr = self.matrix.layout == torch.sparse_csr
+            return Matrix(scale[:, None] * self.matrix * scale, **facts)
+        indices, values = self._entries()
+        values = values * scale[indices[0]] * scale[indices[1]]
+        scaled = torch.sparse_coo_tensor(indices, values, self.shape, check_invariants=True)
+        scaled = scaled.coalesce()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            return Matrix(
-                scaled.to_sparse_csr() if csr else scaled, symmetric=self.symmetric, psd=self.psd
-            )
+            csr = self.matrix.layout == torch.sparse_csr
+            return Matrix(scaled.to_sparse_csr() if csr else scaled, **facts)
 
     def _absolute_row_sums(self) -> Tensor:
         """Σ_j |a_ij| (P,)."""
         if self.matrix.layout == torch.strided:
             return self.matrix.abs().sum(dim=1, dtype=torch.float64)
         if _is_host_csr(self.matrix):
-            return torch.as_tensor(
-                _as_scipy(self.matrix, self.matrix.values().abs().double()) @ np.ones(self.dim)
-            )
-        entries = self.matrix.to_sparse_coo().coalesce()
+            absolute = _as_scipy(self.matrix, self.matrix.values().abs().double())
+            return torch.as_tensor(absolute @ np.ones(self.dim))
+        indices, values = self._entries()
         sums = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
-        return sums.index_add_(0, entries.indices()[0], entries.values().abs().double())
+        return sums.index_add_(0, indices[0], values.abs().double())
 
     def dense(self) -> Tensor:
         return self.matrix.to_dense().clone()
@@ -120,12 +118,8 @@ class FromScipy(LinearOperator):
     """A ``scipy.sparse.linalg.LinearOperator``, on the CPU."""
 
     def __init__(self, inner: Any, *, symmetric: bool, psd: bool) -> None:
-        kind = (
-            np.float32
-            if inner.dtype is not None and np.dtype(inner.dtype) == np.float32
-            else np.float64
-        )
-        dtype = torch.float32 if kind is np.float32 else torch.float64
+        single = inner.dtype is not None and np.dtype(inner.dtype) == np.float32
+        dtype = torch.float32 if single else torch.float64
         super().__init__(inner.shape[0], dtype, torch.device("cpu"), symmetric=symmetric, psd=psd)
         self.inner = inner
 
@@ -140,9 +134,7 @@ class FromScipy(LinearOperator):
 
 
 class FromTorchOperator(LinearOperator):
-    """A ``linear_operator.LinearOperator``, the matrices of GPyTorch, known by its products and
-    its diagonal.
-    """
+    """A ``linear_operator.LinearOperator`` of GPyTorch, known by products and its diagonal."""
 
     def __init__(self, inner: Any, *, symmetric: bool, psd: bool) -> None:
         dtype = inner.dtype if inner.dtype in (torch.float32, torch.float64) else torch.float32
@@ -160,9 +152,8 @@ class FromTorchOperator(LinearOperator):
     @torch.no_grad()
     def columns(self, indices: Sequence[int]) -> Tensor:
         self.matvecs += len(indices)
-        return _evaluate(self.inner[:, torch.as_tensor(indices, device=self.device)]).to(
-            self.dtype, copy=True
-        )
+        found = self.inner[:, torch.as_tensor(indices, device=self.device)]
+        return _evaluate(found).to(self.dtype, copy=True)
 
     @torch.no_grad()
     def dense(self) -> Tensor:
@@ -193,13 +184,11 @@ def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -
     """
     if isinstance(matrix, LinearOperator):
         return matrix
-    if _is_torch_operator(matrix):
+    module = sys.modules.get("linear_operator")  # imported already if the matrix is one of its
+    if module is not None and isinstance(matrix, module.LinearOperator):
         return _from_torch_operator(matrix, symmetric, psd)
-    if (
-        not isinstance(matrix, Tensor | np.ndarray)
-        and hasattr(matrix, "shape")
-        and hasattr(matrix, "matvec")
-    ):
+    array = isinstance(matrix, Tensor | np.ndarray)
+    if not array and hasattr(matrix, "shape") and hasattr(matrix, "matvec"):
         return _from_scipy_operator(matrix, symmetric, psd)
     tensor = _as_tensor(matrix)
     _require_square(tensor)
@@ -207,9 +196,8 @@ def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -
     require(math.isfinite(largest), "matrix", "hold finite numbers only", "NaN or infinity")
     if symmetric is None or symmetric:
         found = _asymmetry(tensor) <= 1e-5 * largest
-        require(
-            found or symmetric is None, "matrix", "be symmetric as declared", "an asymmetric one"
-        )
+        fits = found or symmetric is None
+        require(fits, "matrix", "be symmetric as declared", "an asymmetric one")
         symmetric = found
     _require_psd_fits(psd, symmetric)
     return Matrix(tensor, symmetric=symmetric, psd=psd)
@@ -233,17 +221,13 @@ def as_operator(
 
 
 def identity(like: OperatorLike) -> Identity:
-    """The identity with the order, dtype, device and names of another operator: ``H + 1e-3 *
-    identity(H)``.
-    """
+    """The identity with another operator's order, dtype, device and names."""
     like = as_operator(like)
     return Identity(like.dim, like.dtype, like.device, like.space)
 
 
 def _from_scipy_operator(matrix: Any, symmetric: bool | None, psd: bool) -> LinearOperator:
-    """SciPy's ``LinearOperator``, or anything with ``shape`` and ``matvec`` that SciPy takes for
-    one.
-    """
+    """SciPy's ``LinearOperator``, or anything with ``shape`` and ``matvec``."""
     from scipy.sparse.linalg import aslinearoperator
 
     given = aslinearoperator(matrix)
@@ -256,20 +240,13 @@ def _from_scipy_operator(matrix: Any, symmetric: bool | None, psd: bool) -> Line
     return result
 
 
-def _is_torch_operator(matrix: Any) -> bool:
-    """Whether it is one of ``linear_operator``, which is imported already if it is."""
-    module = sys.modules.get("linear_operator")
-    return module is not None and isinstance(matrix, module.LinearOperator)
-
-
 def _from_torch_operator(matrix: Any, symmetric: bool | None, psd: bool) -> LinearOperator:
-    """Its entries, diagonals, sums and multiples as ours, which know more of themselves; the
-    rest by its products.
-    """
+    """Entries, diagonals, sums and multiples as our own; the rest by its products."""
     from linear_operator import operators as kinds
 
     _require_square(matrix)
     require(not matrix.dtype.is_complex, "matrix", "be real", str(matrix.dtype))
+    size, dtype, device = matrix.shape[-1], matrix.dtype, matrix.device
     # a kernel of GPyTorch between two sets of inputs
     if hasattr(matrix, "kernel") and hasattr(matrix, "x1"):
         alike = matrix.x1.shape == matrix.x2.shape and bool((matrix.x1 == matrix.x2).all())
@@ -277,27 +254,22 @@ def _from_torch_operator(matrix: Any, symmetric: bool | None, psd: bool) -> Line
     if isinstance(matrix, kinds.DenseLinearOperator):
         return operator(matrix.to_dense(), symmetric=symmetric, psd=psd)
     if isinstance(matrix, kinds.IdentityLinearOperator):
-        return Identity(matrix.shape[-1], matrix.dtype, matrix.device)
-    if isinstance(matrix, kinds.ConstantDiagLinearOperator):
-        one = Identity(matrix.shape[-1], matrix.dtype, matrix.device)
-        return Scaled(one, float(matrix.diagonal(dim1=-1, dim2=-2)[0]))
+        return Identity(size, dtype, device)
     if isinstance(matrix, kinds.DiagLinearOperator):
-        return operator(_diagonal_matrix(matrix.diagonal(dim1=-1, dim2=-2).detach()), psd=psd)
+        values = matrix.diagonal(dim1=-1, dim2=-2).detach()
+        if isinstance(matrix, kinds.ConstantDiagLinearOperator):
+            return Scaled(Identity(size, dtype, device), float(values[0]))
+        places = torch.arange(size, device=device).expand(2, -1)
+        return operator(torch.sparse_coo_tensor(places, values, (size, size)).coalesce(), psd=psd)
     if isinstance(matrix, kinds.SumLinearOperator) and symmetric is None:
-        first, *others = (_from_torch_operator(part, None, False) for part in matrix.linear_ops)
-        for other in others:
-            first = Sum(first, other)
-        return first
+        return reduce(Sum, (_from_torch_operator(part, None, False) for part in matrix.linear_ops))
     if isinstance(matrix, kinds.ConstantMulLinearOperator) and symmetric is None:
-        return Scaled(
-            _from_torch_operator(matrix.base_linear_op, None, False),
-            float(matrix.expanded_constant),
-        )
+        inner = _from_torch_operator(matrix.base_linear_op, None, False)
+        return Scaled(inner, float(matrix.expanded_constant))
     _require_psd_fits(psd, symmetric is not False)
     squares = kinds.RootLinearOperator, kinds.LowRankRootLinearOperator
-    result = FromTorchOperator(
-        matrix, symmetric=symmetric is not False, psd=psd or isinstance(matrix, squares)
-    )
+    psd = psd or isinstance(matrix, squares)
+    result = FromTorchOperator(matrix, symmetric=symmetric is not False, psd=psd)
     if result.symmetric:
         _require_symmetric_products(result)
     return result
@@ -308,22 +280,13 @@ def _evaluate(product: Any) -> Tensor:
     return product if isinstance(product, Tensor) else product.to_dense()
 
 
-def _diagonal_matrix(values: Tensor) -> Tensor:
-    """diag(values), sparse."""
-    index = torch.arange(len(values), device=values.device)
-    return torch.sparse_coo_tensor(
-        torch.stack([index, index]), values, (len(values),) * 2
-    ).coalesce()
-
-
 def _as_tensor(matrix: Any) -> Tensor:
     if scipy.sparse.issparse(matrix):
         _require_real(matrix.dtype)
         csr = matrix.tocsr()
         csr.sum_duplicates()
-        data = torch.as_tensor(
-            csr.data if csr.data.dtype == np.float32 else csr.data.astype(np.float64)
-        )
+        single = csr.data.dtype == np.float32
+        data = torch.as_tensor(csr.data if single else csr.data.astype(np.float64))
         # half the memory traffic where they fit
         kind = np.int32 if max(csr.nnz, csr.shape[1]) < 2**31 else np.int64
         parts = torch.as_tensor(csr.indptr.astype(kind)), torch.as_tensor(csr.indices.astype(kind))
@@ -333,22 +296,14 @@ def _as_tensor(matrix: Any) -> Tensor:
     try:
         tensor = read_array(matrix, "matrix").detach()
     except TypeError as error:
-        of = f" and dtype {matrix.dtype}" if isinstance(matrix, np.ndarray) else ""
-        cure = (
-            "array.astype(float) makes one of real numbers"
-            if of
-            else "for a problem call lh.hessian(problem)"
-        )
-        raise TypeError(
-            f"matrix must be a square array of numbers, got {describe(matrix)}{of}; {cure}"
-        ) from error
+        got, cure = describe(matrix), "for a problem call lh.hessian(problem)"
+        if isinstance(matrix, np.ndarray):
+            got = f"{got} and dtype {matrix.dtype}"
+            cure = "array.astype(float) makes one of real numbers"
+        raise TypeError(message("matrix", "be a square array of numbers", got, cure)) from error
     tensor = tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor
-    require(
-        tensor.dtype != torch.bool and not tensor.is_complex(),
-        "matrix",
-        "be real",
-        str(tensor.dtype),
-    )
+    real = tensor.dtype != torch.bool and not tensor.is_complex()
+    require(real, "matrix", "be real", str(tensor.dtype))
     if tensor.is_floating_point() and tensor.dtype in (torch.float32, torch.float64):
         return tensor
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.float64)
@@ -360,24 +315,14 @@ def _require_real(dtype: Any) -> None:
 
 
 def _require_psd_fits(psd: bool, symmetric: bool) -> None:
-    fits = symmetric or not psd
-    require(
-        fits,
-        "matrix",
-        "be symmetric to be positive semi-definite",
-        "one that is not",
-        "pass psd=False",
-    )
+    expected, got = "be symmetric to be positive semi-definite", "one that is not"
+    require(symmetric or not psd, "matrix", expected, got, "pass psd=False")
 
 
 def _require_square(matrix: Any) -> None:
     shape = tuple(matrix.shape)
-    require(
-        len(shape) == 2 and shape[0] == shape[1] and shape[0] > 0,
-        "matrix",
-        "be square and not empty",
-        f"shape {shape}",
-    )
+    square = len(shape) == 2 and shape[0] == shape[1] and shape[0] > 0
+    require(square, "matrix", "be square and not empty", f"shape {shape}")
 
 
 def _values(matrix: Tensor) -> Tensor:
@@ -399,14 +344,9 @@ def _is_host_csr(matrix: Tensor) -> bool:
 
 
 def _as_scipy(matrix: Tensor, values: Tensor | None = None) -> Any:
-    """A sparse torch matrix on the host as SciPy's, of the same memory; with other ``values``
-    where they are given.
-    """
-    parts = (
-        matrix.values() if values is None else values,
-        matrix.col_indices(),
-        matrix.crow_indices(),
-    )
+    """A sparse CSR matrix on the host as SciPy's, sharing memory, maybe with other values."""
+    values = matrix.values() if values is None else values
+    parts = (values, matrix.col_indices(), matrix.crow_indices())
     return scipy.sparse.csr_array(tuple(part.numpy() for part in parts), shape=matrix.shape)
 
 
@@ -419,9 +359,8 @@ def _asymmetry(matrix: Tensor) -> float:
         other = csr.tocsc()
         # of a symmetric pattern with sorted indices the columns are the rows, and the difference
         # that of the entries
-        same = np.array_equal(csr.indptr, other.indptr) and np.array_equal(
-            csr.indices, other.indices
-        )
+        same = np.array_equal(csr.indptr, other.indptr)
+        same = same and np.array_equal(csr.indices, other.indices)
         off = csr.data - other.data if same else (csr - csr.T).data
         return float(np.abs(off).max(initial=0.0))
     difference = (matrix.to_sparse_coo() - matrix.to_sparse_coo().T).coalesce().values()
@@ -429,12 +368,10 @@ def _asymmetry(matrix: Tensor) -> float:
 
 
 def _require_symmetric_products(result: LinearOperator) -> None:
-    """uᵀ(Av) = vᵀ(Au) on random vectors, to the rounding of the products; the products made are not
-    counted.
+    """uᵀ(Av) = vᵀ(Au) on random vectors, to the rounding of the products, which are not counted.
 
-    How far A(u + v) is from Au + Av says what that rounding is, be it that of the dtype or of a
-    solver inside. An asymmetry of δ in one entry shows as δ·(u_iv_j − u_jv_i), which for one of 28
-    pairs is 0.5·δ or more.
+    How far A(u + v) is from Au + Av shows that rounding. An asymmetry of δ in one entry shows as
+    δ·(u_iv_j − u_jv_i), which for one of 28 pairs is 0.5·δ or more.
     """
     rng, shape = generator(0, "symmetry"), (result.dim, SYMMETRY_CHECK_COLUMNS)
     block = torch.randn(*shape, generator=rng, dtype=torch.float64).to(result.device, result.dtype)
@@ -447,10 +384,6 @@ def _require_symmetric_products(result: LinearOperator) -> None:
     size = math.sqrt(float(images[:, :-1].square().sum(dim=0).mean()))  # E‖Au‖² is ‖A‖²_F
     off = float((gram - gram.T).abs().max())
     alike = off <= SYMMETRY_NOISE * unlinear + SYMMETRY_SHARE * size
-    require(
-        alike,
-        "matrix",
-        "be symmetric",
-        f"uᵀAv and vᵀAu that differ by {off:.2g}",
-        "pass symmetric=False: lh.operator(A, symmetric=False)",
-    )
+    got = f"uᵀAv and vᵀAu that differ by {off:.2g}"
+    cure = "pass symmetric=False: lh.operator(A, symmetric=False)"
+    require(alike, "matrix", "be symmetric", got, cure)

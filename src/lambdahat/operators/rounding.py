@@ -38,9 +38,7 @@ MEMORY_SHARE = 0.25
 
 @dataclass(frozen=True)
 class RoundedProduct:
-    """What the error E of an operator A does to a unit vector x: ``error`` ‖Ex‖, ``form``
-    |xᵀEx|, ``size`` ‖Ax‖.
-    """
+    """For the error E of A at a unit vector x: ``error`` ‖Ex‖, ``form`` |xᵀEx|, ``size`` ‖Ax‖."""
 
     error: float
     form: float
@@ -53,12 +51,11 @@ class RoundedProduct:
 
 @dataclass(frozen=True)
 class Rounding:
-    """The errors E of an operator A on a ``random`` unit vector z, and on a unit vector v near the
-    ``leading`` ones.
+    """The errors E of an operator A on a ``random`` unit vector z, and on one near ``leading``
+    ones.
 
-    For each named parameter, or for all rows together, ``rows`` has the root mean square of √P·Ez,
-    the norm of a row of E, ``row_sizes`` that of a row of A, and ``lengths`` how many rows there
-    are.
+    By named parameter, or for all rows: ``rows``, the root mean square of √P·Ez, which is the norm
+    of a row of E; ``row_sizes``, that of a row of A; ``lengths``, the numbers of rows.
     """
 
     dim: int
@@ -91,32 +88,21 @@ class Rounding:
     def scaled(self, factor: float) -> Rounding:
         """That of a multiple of the operator."""
         rows, sizes = (tuple(factor * row for row in part) for part in (self.rows, self.row_sizes))
-        return Rounding(
-            self.dim,
-            self.random.scaled(factor),
-            self.leading.scaled(factor),
-            rows,
-            sizes,
-            self.lengths,
-        )
+        products = self.random.scaled(factor), self.leading.scaled(factor)
+        return Rounding(self.dim, *products, rows, sizes, self.lengths)
 
     def row_norms(self) -> tuple[Tensor, Tensor]:
-        """The norms of the rows of E, which |E_ii| is at most, and of A, each (P,) and the same
-        within a parameter.
-        """
-        lengths = torch.tensor(self.lengths)
-        errors, sizes = (
-            torch.tensor(part, dtype=torch.float64) for part in (self.rows, self.row_sizes)
-        )
+        """The norms of the rows of E and of A, (P,) each, constant within a parameter."""
+        lengths, both = torch.tensor(self.lengths), (self.rows, self.row_sizes)
+        errors, sizes = (torch.tensor(part, dtype=torch.float64) for part in both)
         return errors.repeat_interleave(lengths), sizes.repeat_interleave(lengths)
 
 
 def rounding_of(operator: LinearOperator, samples: int = FEW) -> Rounding | None:
-    """The rounding of an operator's products; None where it is exact by definition, or there is no
-    memory to measure.
+    """The rounding of an operator's products; None if exact by definition, or without memory.
 
-    A matrix is what its entries say. What goes through a model in float32 or less is compared with
-    float64 on so many samples at most, by two products in each precision, once for each operator.
+    A matrix is what its entries say. Models below float64 are compared with float64 on at most so
+    many samples, by two products in each precision, once per operator.
     """
     if isinstance(operator, Normalised):
         inner = rounding_of(operator.inner, samples)
@@ -131,20 +117,15 @@ def rounding_of(operator: LinearOperator, samples: int = FEW) -> Rounding | None
 
 
 def with_rounding(estimate: Estimate, error: float | Tensor, allowed: float) -> Estimate:
-    """An estimate with the rounding ``error`` of the model's products in its standard error.
-
-    PRECISION_LIMIT where that alone takes more than half of the half-width that is ``allowed``.
+    """An estimate with the rounding ``error`` in its standard error; PRECISION_LIMIT if that takes
+    more than half of the ``allowed`` half-width.
     """
     before = estimate.stderr
     if isinstance(before, Tensor):
-        joined = torch.hypot(
-            before.double(), torch.as_tensor(error, dtype=torch.float64, device=before.device)
-        )
-        size, share = (
-            float(torch.as_tensor(error).norm()),
-            float(before.norm()) / max(float(joined.norm()), 1e-300),
-        )
-        total: float | Tensor = joined
+        error = torch.as_tensor(error, dtype=torch.float64, device=before.device)
+        total: float | Tensor = torch.hypot(before.double(), error)
+        share = float(before.norm()) / max(float(torch.as_tensor(total).norm()), 1e-300)
+        size = float(error.norm())
     else:
         size, total = float(error), math.hypot(float(before), float(error))
         share = float(before) / total if total > 0 else 1.0
@@ -155,9 +136,7 @@ def with_rounding(estimate: Estimate, error: float | Tensor, allowed: float) -> 
 
 
 def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:
-    """E·v (P,) for a vector that is given, in float64, from at most 4,096 samples; None as in
-    ``rounding_of``.
-    """
+    """E·v (P,) in float64, from at most 4,096 samples; None as in ``rounding_of``."""
     comparison = PrecisionComparison.of(operator, MANY)
     return None if comparison is None else comparison.multiply(vector[:, None])[1][:, 0]
 
@@ -204,8 +183,7 @@ def _measure(operator: LinearOperator, comparison: PrecisionComparison) -> Round
 class _Twins:
     """Two operators of the same samples: in the model's own precision, and in float64.
 
-    Their batches are ``parts`` of what ``copies`` times as many samples there are; 0 parts where
-    they are all samples.
+    Their batches are ``parts`` of a ``copies``-th of the data; 0 parts where they are all samples.
     """
 
     own: Curvature
@@ -215,9 +193,7 @@ class _Twins:
 
 
 class PrecisionComparison:
-    """Products of an operator in its own precision and with its models in float64 in their
-    place.
-    """
+    """Products of an operator in its own precision and with its models in float64."""
 
     def __init__(self, operator: LinearOperator, models: list[Curvature], samples: int) -> None:
         self.operator = operator
@@ -225,14 +201,9 @@ class PrecisionComparison:
 
     @classmethod
     def of(cls, operator: LinearOperator, samples: int) -> PrecisionComparison | None:
-        """None for an operator without models in reduced precision, or without the memory for a
-        comparison.
-        """
-        models = [
-            part
-            for part in _parts_of(operator)
-            if isinstance(part, Curvature) and part.problem.reduced
-        ]
+        """None without models in reduced precision, or without the memory to compare."""
+        curvatures = [part for part in _parts_of(operator) if isinstance(part, Curvature)]
+        models = [model for model in curvatures if model.problem.reduced]
         if not models:
             return None
         for model in models:
@@ -250,10 +221,9 @@ class PrecisionComparison:
     def multiply(self, block: Tensor) -> tuple[Tensor, Tensor]:
         """A·block and its error, both (P, k) in float64.
 
-        Errors e_b of parts that are a sample of the data have a mean that all share, and a spread
-        that averages out over the whole: ‖e‖² is about Σ_{b≠c} e_b·e_c/(s(s−1)) + spread/N for N
-        parts in all. The error is that of the sample with this norm, times what longer sums may
-        add.
+        Errors e_b of sampled parts have a shared mean and a spread that averages out: ‖e‖² is about
+        Σ_{b≠c} e_b·e_c/(s(s−1)) + spread/N for N parts in all. The sample's error gets this norm,
+        times what longer sums may add.
         """
         block = block.to(self.operator.dtype)
         count = max(1, *(twins.parts for _, twins in self._twins))
@@ -308,13 +278,8 @@ def _parts_of(operator: LinearOperator) -> list[LinearOperator]:
         # a curvature multiplies by its own graphs alone; the Gauss–Newton matrix that a Hessian
         # keeps for its closed forms is no part of its products
         for value in () if isinstance(each, Curvature) else vars(each).values():
-            several = (
-                value.values()
-                if isinstance(value, dict)
-                else value
-                if isinstance(value, list)
-                else [value]
-            )
+            inner = value.values() if isinstance(value, dict) else value
+            several = inner if isinstance(value, dict | list) else [value]
             left += [part for part in several if isinstance(part, LinearOperator)]
     return list(found.values())
 
@@ -328,7 +293,7 @@ def _twins_of(model: Curvature, samples: int) -> _Twins:
         # whether the model or the loss casts to less than float64, by one pass of two samples
         batch = wide.batches.first()
         batch = batch if wide.norm == "train" else take(batch, slice(0, 2))
-        with torch.no_grad(), _Casts() as casts:
+        with torch.no_grad(), _Casts() as casts:  # type: ignore[no-untyped-call]
             wide.batch_loss(wide.named(wide.vector), batch)
         if casts.seen:
             wide = _perturb(wide, torch.finfo(whole.vector.dtype).eps)
@@ -343,45 +308,32 @@ def _twins_of(model: Curvature, samples: int) -> _Twins:
 
 
 def _perturb(problem: Problem, eps: float) -> Problem:
-    """The problem with each parameter changed by one rounding, where not all of it runs in float64.
-
-    The rounding in a layer is about that of its weights, so that the change is of the size of the
-    error.
-    """
-    vector = problem.vector
-    signs = (
-        torch.randint(0, 2, vector.shape, generator=generator(0, "perturbation"))
-        .mul_(2)
-        .sub_(1)
-        .to(vector)
-    )
+    """The problem with each parameter changed by one rounding, where not all runs in float64."""
+    vector, stream = problem.vector, generator(0, "perturbation")
+    signs = torch.randint(0, 2, vector.shape, generator=stream).mul_(2).sub_(1).to(vector)
     return problem.at(vector * (1 + eps * signs))
 
 
 class _Casts(TorchDispatchMode):
     """Whether any operation turned numbers of float64 into less."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = False
+    seen = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         entered, left = (
             [x.dtype for x in tree_leaves(part) if isinstance(x, Tensor)] for part in (args, out)
         )
-        reduced = any(
-            dtype.is_floating_point and dtype.itemsize < torch.float64.itemsize for dtype in left
-        )
+        wide = torch.float64.itemsize
+        reduced = any(dtype.is_floating_point and dtype.itemsize < wide for dtype in left)
         self.seen |= reduced and torch.float64 in entered
         return out
 
 
 def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
-    """The problem on a few samples, in parts of the same size, and how many parts; 0 where those
-    are all samples.
+    """The problem on a few samples, in parts of the same size, and how many; 0 for all samples.
 
-    Where the samples of a batch share their statistics, the parts are whole batches.
+    If the samples of a batch share their statistics, the parts are whole batches.
     """
     batches = problem.batches
     if problem.norm == "train":

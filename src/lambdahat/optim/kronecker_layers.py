@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdahat._core.rng import generator
-from lambdahat.operators.kronecker_factors import CHUNK_ELEMENTS, CONVOLUTIONS, patches
+from lambdahat.operators.kronecker_factors import CHUNK_ELEMENTS, patches
+from lambdahat.operators.linearise import CONVOLUTIONS
 from lambdahat.problem.network import NORMS
 
 State = dict[str, Any]

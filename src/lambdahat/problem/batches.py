@@ -4,6 +4,7 @@ one matrix.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import pickle
@@ -15,7 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node, tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import (
+    register_pytree_node,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from lambdahat._core.check import describe, message, require, require_count
@@ -25,11 +32,7 @@ CACHE_FRACTION = 0.25
 
 
 class Columns(dict[str, Any]):
-    """A mapping of another type than dict, such as a UserDict or a BatchEncoding, as a dict that
-    pytrees know.
-
-    Pytrees would take the mapping itself for one leaf, which is neither moved, cast nor sliced.
-    """
+    """A mapping of another type, such as UserDict or BatchEncoding, as a dict that pytrees know."""
 
     kind: type[Any] = dict
 
@@ -99,9 +102,7 @@ def free_memory(device: torch.device) -> int:
 
 
 class Batches:
-    """A re-iterable of ``Batch`` on one device, kept there where it fits in a quarter of the
-    free memory.
-    """
+    """A re-iterable of ``Batch`` on one device, cached in up to a quarter of its free memory."""
 
     def __init__(
         self, passes: Callable[[], Iterable[Any]], device: torch.device, dtype: torch.dtype | None
@@ -112,16 +113,10 @@ class Batches:
         self.sizes: list[int] = []
         # of the real numbers in each batch: not finite where one is not
         self.sums: list[tuple[int, Tensor]] = []
-        room = CACHE_FRACTION * free_memory(device)
+        room, cure = CACHE_FRACTION * free_memory(device), "leave empty batches out"
         for index, raw in enumerate(passes()):
-            batch = self.place(raw, index)
-            require(
-                batch.size > 0,
-                f"batch {index} of the data",
-                "hold at least one sample",
-                "an empty batch",
-                "leave empty batches out",
-            )
+            batch, name = self.place(raw, index), f"batch {index} of the data"
+            require(batch.size > 0, name, "hold at least one sample", "an empty batch", cure)
             self.sizes.append(batch.size)
             self.sums += [(index, part) for part in _sums(batch.data)]
             room -= _bytes(batch.data)
@@ -150,21 +145,18 @@ class Batches:
 
     def _fresh_pass(self, wanted: Container[int] | None = None) -> Iterator[Batch]:
         """A pass over the raw data; a DataLoader draws from the global generator when it starts."""
-        end = object()
+        end, count = object(), len(self.sizes)
         with rng_untouched():
             source = iter(self._passes())
-        for index in range(len(self.sizes)):
+        for index in range(count):
             with rng_untouched():
                 raw = next(source, end)
-            require(
-                raw is not end, "data", f"give {len(self.sizes)} batches at every pass", f"{index}"
-            )
+            require(raw is not end, "data", f"give {count} batches at every pass", f"{index}")
             if wanted is None or index in wanted:
                 yield self.place(raw, index)
 
     def digest(self, cut: bool = False) -> str:
-        """A digest of every byte of the data, in one pass; with ``cut`` also of how it is cut into
-        batches.
+        """A digest of every byte of the data, in one pass; with ``cut`` also of the batches' sizes.
 
         Without ``cut`` the same samples in batches of another size, as on another device, have the
         same digest.
@@ -178,11 +170,8 @@ class Batches:
                 headers.append("")
             for place, leaf in enumerate(leaves):
                 rows = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.layout == torch.strided
-                header = (
-                    f"{form}{leaf.dtype}{tuple(leaf.shape[1:])}"
-                    if rows
-                    else f"{form}{_content(leaf)}"
-                )
+                content = f"{leaf.dtype}{tuple(leaf.shape[1:])}" if rows else _content(leaf)
+                header = f"{form}{content}"
                 # numbers and strings that all batches share count once
                 if header != headers[place]:
                     columns[place].update(header.encode())
@@ -203,9 +192,7 @@ class Batches:
         return next(iter(self))
 
     def subset(self, indices: Tensor, batch_size: int | None = None) -> Batches:
-        """The samples at sorted ``indices``, in batches of ``batch_size`` (default: as they fall
-        in the batches).
-        """
+        """The samples at sorted ``indices``, in batches of ``batch_size`` or as they fall."""
 
         def chosen() -> Iterator[Any]:
             start = 0
@@ -215,21 +202,30 @@ class Batches:
                 if len(inside):
                     yield take(batch, inside.to(self.device)).data
 
-        if batch_size is None:
-            return Batches(chosen, self.device, self.dtype)
-        require_count(batch_size, "batch_size")
-        whole = concatenate(list(chosen()))
-        return Batches(lambda: _slices(whole, batch_size), self.device, self.dtype)
+        passes: Callable[[], Iterable[Any]] = chosen
+        if batch_size is not None:
+            require_count(batch_size, "batch_size")
+            passes = partial(_slices, concatenate(list(chosen())), batch_size)
+        return Batches(passes, self.device, self.dtype)
 
     def cut(self, rows: int) -> Batches:
         """The same samples in the same order, each batch cut into pieces of at most ``rows``."""
-        pieces = Batches(
-            lambda: (part for batch in self for part in _slices(batch.data, rows)),
-            self.device,
-            self.dtype,
-        )
+
+        def parts() -> Iterator[Any]:
+            return (part for batch in self for part in _slices(batch.data, rows))
+
+        pieces = Batches(parts, self.device, self.dtype)
         pieces.raw = self.raw
         return pieces
+
+    def cast(self, dtype: torch.dtype) -> Batches:
+        """The same batches with real numbers in another dtype."""
+        other = copy.copy(self)
+        other.dtype, other.raw = dtype, None
+        other._passes = lambda: (batch.data for batch in self)
+        moved = (other.place(batch.data, batch.index) for batch in self)
+        other._kept = cache_if_small(moved, self.device)
+        return other
 
     def place(self, raw: Any, index: int) -> Batch:
         """Raw data as a batch on the device."""
@@ -237,15 +233,12 @@ class Batches:
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            require(
-                not leaf.is_meta,
-                "data",
-                "hold numbers",
-                "tensors on the meta device, which have shapes alone",
-                "load them on a device that computes",
-            )
-            cast = self.dtype if leaf.is_floating_point() else None
-            return leaf.detach().to(self.device, cast)
+            if leaf.is_meta:
+                raise ValueError(
+                    "data must hold numbers, got tensors on the meta device, which have shapes"
+                    " alone; load them on a device that computes"
+                )
+            return leaf.detach().to(self.device, self.dtype if leaf.is_floating_point() else None)
 
         raw = as_tree(raw)
         return Batch(tree_map(move, raw), _size(raw), index)
@@ -266,21 +259,17 @@ def _content(leaf: Any) -> str:
 
 def _sums(data: Any) -> list[Tensor]:
     """The sum of each tensor of real numbers in a batch, in float32 at least."""
-    real = [
-        leaf
-        for leaf in tree_flatten(data)[0]
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
-    entries = [leaf if leaf.layout == torch.strided else _entries(leaf) for leaf in real]
-    return [leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32)) for leaf in entries]
+    found = []
+    for leaf in tree_leaves(data):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            wide = torch.promote_types(leaf.dtype, torch.float32)
+            if leaf.layout != torch.strided:  # the numbers that a sparse tensor holds
+                leaf = leaf._values() if leaf.layout == torch.sparse_coo else leaf.values()
+            found.append(leaf.sum(dtype=wide))
+    return found
 
 
-def _entries(leaf: Tensor) -> Tensor:
-    """The numbers that a sparse tensor holds."""
-    return leaf._values() if leaf.layout == torch.sparse_coo else leaf.values()
-
-
-def kept_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch] | None:
+def cache_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch] | None:
     """The batches as a list where they fit in a quarter of the free memory, else None."""
     room, kept = CACHE_FRACTION * free_memory(device), []
     for batch in batches:
@@ -291,24 +280,19 @@ def kept_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch]
     return kept
 
 
-def chosen_indices(indices: Tensor | Sequence[int], total: int) -> Tensor:
+def read_indices(indices: Tensor | Sequence[int], total: int) -> Tensor:
     """Sorted positions out of ``total`` from numbers or a mask."""
     try:
         found = torch.as_tensor(indices).cpu()
     except (TypeError, ValueError, RuntimeError):
         found = torch.empty(0)
     if found.dtype == torch.bool:
-        require(
-            found.shape == (total,), "indices", f"be a mask of {total} entries, one a sample", found
-        )
+        expected = f"be a mask of {total} entries, one a sample"
+        require(found.shape == (total,), "indices", expected, found)
         found = found.nonzero().flatten()
-    whole = not (found.is_floating_point() or found.is_complex()) and found.ndim == 1
-    require(
-        whole and len(found) > 0,
-        "indices",
-        "be some integers, or a mask with a True in it",
-        indices,
-    )
+    fits = not (found.is_floating_point() or found.is_complex()) and found.ndim == 1
+    fits = fits and len(found) > 0
+    require(fits, "indices", "be some integers, or a mask with a True in it", indices)
     low, high = int(found.min()), int(found.max())
     require(0 <= low and high < total, "indices", f"lie in [0, {total - 1}]", f"{low} … {high}")
     return found.sort().values
@@ -316,23 +300,18 @@ def chosen_indices(indices: Tensor | Sequence[int], total: int) -> Tensor:
 
 def take(batch: Batch, which: Tensor | slice) -> Batch:
     """Some samples of a batch: copies of those at some indices, or views of a slice."""
+    size = len(range(batch.size)[which] if isinstance(which, slice) else which)
+    return Batch(_pick(batch.data, which), size)
 
-    def pick(leaf: Any) -> Any:
-        return leaf[which] if isinstance(leaf, Tensor) and leaf.ndim else leaf
 
-    return Batch(
-        tree_map(pick, batch.data),
-        len(range(batch.size)[which] if isinstance(which, slice) else which),
+def _pick(data: Any, which: Tensor | slice) -> Any:
+    return tree_map(
+        lambda leaf: leaf[which] if isinstance(leaf, Tensor) and leaf.ndim else leaf, data
     )
 
 
 def rows_of(batch: Batch) -> tuple[list[Tensor], Callable[..., Batch]]:
-    """The tensors of a batch that have a row for each sample, and what makes a batch of one sample
-    of a row of each.
-
-    All else in the batch (numbers, strings, tensors without dimensions) is the same for every
-    sample.
-    """
+    """The tensors with a row a sample, and what makes a batch of one sample from a row of each."""
     flat, spec = tree_flatten(batch.data)
     columns = [i for i, leaf in enumerate(flat) if isinstance(leaf, Tensor) and leaf.ndim]
 
@@ -359,8 +338,7 @@ def make_batches(
 ) -> Batches:
     """Fixed batches from tensors, a Dataset, a DataLoader or a list of batches.
 
-    Refused by name: one-shot iterators, shuffling loaders and augmenting data sets, which would be
-    another data set at every pass.
+    One-shot iterators, shuffling loaders and random augmentation are refused by name.
     """
     if batch_size is not None:
         require_count(batch_size, "batch_size")
@@ -374,57 +352,40 @@ def make_batches(
 
 def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Iterable[Any]]:
     """A function that starts a fresh pass over the raw batches."""
-    given = "a DataLoader" if isinstance(data, DataLoader) else "a list of batches"
     if isinstance(data, Batches):
         return partial(_raw, data)
-    if isinstance(data, DataLoader):
-        require(
-            batch_size is None,
-            "batch_size",
-            f"be left out for {given}",
-            batch_size,
-            "it has its own batches",
-        )
-        _require_ordered(data)
-        return partial(_same, data)
+    loader, listed = isinstance(data, DataLoader), isinstance(data, Sequence)
     if isinstance(data, IterableDataset):
         return partial(DataLoader, data, batch_size=batch_size or default)
-    if is_columns(data):
+    if not loader and is_columns(data):
         return partial(_slices, as_tree(data), batch_size or default)
-    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
-        require(len(data) > 0, "data", "hold at least one batch", "an empty list")
-        # to describe a good one would print its tensors
-        if not isinstance(data[0], Tensor | tuple | list | Mapping):
-            require(
-                False,
-                "data",
-                "be a list of batches (tensors, tuples or dicts of tensors)",
-                f"a {type(data).__name__} whose first entry is {describe(data[0])}",
-                "torch.as_tensor makes tensors",
-                TypeError,
+    if loader or (listed and not isinstance(data, str | bytes)):
+        if loader and "Random" in type(getattr(data, "sampler", None)).__name__:
+            raise ValueError(
+                "data must come in the same order at every pass, got a DataLoader that shuffles;"
+                " use shuffle=False, or list(loader) to fix one pass"
             )
-        require(
-            batch_size is None,
-            "batch_size",
-            f"be left out for {given}",
-            batch_size,
-            "it has its own batches",
-        )
+        require(loader or len(data) > 0, "data", "hold at least one batch", "an empty list")
+        # to describe a good one would print its tensors
+        if not loader and not isinstance(data[0], Tensor | tuple | list | Mapping):
+            raise TypeError(
+                "data must be a list of batches (tensors, tuples or dicts of tensors), got a"
+                f" {type(data).__name__} whose first entry is {describe(data[0])}; torch.as_tensor"
+                " makes tensors"
+            )
+        expected = f"be left out for {'a DataLoader' if loader else 'a list of batches'}"
+        cure = "it has its own batches"
+        require(batch_size is None, "batch_size", expected, batch_size, cure)
         return partial(_same, data)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         require(len(data) > 0, "data", "hold at least one sample", "an empty data set")
         return partial(_collate, data, batch_size or default)
-    once = hasattr(data, "__next__")
-    cure = "pass list(data): an operator needs the same batches at every product" if once else ""
-    require(
-        False,
-        "data",
-        "be a Dataset, a DataLoader, tensors or a list of batches",
-        "a one-shot iterator" if once else data,
-        cure,
-        TypeError,
-    )
-    raise AssertionError
+    got, cure = data, ""
+    if hasattr(data, "__next__"):
+        got = "a one-shot iterator"
+        cure = "pass list(data): an operator needs the same batches at every product"
+    expected = "be a Dataset, a DataLoader, tensors or a list of batches"
+    raise TypeError(message("data", expected, got, cure))
 
 
 def _raw(batches: Batches) -> Iterator[Any]:
@@ -436,25 +397,21 @@ def _same(data: Any) -> Any:
 
 
 def is_columns(data: Any) -> bool:
-    """Whether data is whole columns: a tensor, or several in a tuple, list or dict, or a tuple with
-    dicts among them.
+    """Whether data is whole columns: a tensor, several in a tuple, list or dict, or with dicts.
 
     Dicts alone, in a tuple or a list, are batches, and a dict by number is a data set.
     """
     if isinstance(data, Tensor):
         return data.ndim > 0
     if isinstance(data, Mapping):
-        named = all(isinstance(key, str) for key in data)
-        return named and any(
-            isinstance(leaf, Tensor) and leaf.ndim for leaf in tree_flatten(as_tree(data))[0]
-        )
+        leaves = tree_leaves(as_tree(data)) if all(isinstance(key, str) for key in data) else []
+        return any(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves)
     parts = list(data) if isinstance(data, tuple | list) else []
-    tensors = [part for part in parts if isinstance(part, Tensor)]
     rest = [part for part in parts if not isinstance(part, Tensor)]
     mixed = isinstance(data, tuple) and all(
         isinstance(part, Mapping) and is_columns(part) for part in rest
     )
-    return bool(tensors) and (not rest or mixed)
+    return len(rest) < len(parts) and (not rest or mixed)
 
 
 def as_tree(raw: Any) -> Any:
@@ -465,17 +422,12 @@ def as_tree(raw: Any) -> Any:
             return leaf
         return Columns.of({key: as_tree(value) for key, value in leaf.items()}, type(leaf))
 
-    return tree_map(known, raw)
+    return raw if isinstance(raw, Tensor) else tree_map(known, raw)
 
 
 def _slices(columns: Any, batch_size: int) -> Iterator[Any]:
-    total = _size(columns)
-    for start in range(0, total, batch_size):
-        part = slice(start, start + batch_size)
-        yield tree_map(
-            lambda leaf, part=part: leaf[part] if isinstance(leaf, Tensor) and leaf.ndim else leaf,
-            columns,
-        )
+    for start in range(0, _size(columns), batch_size):
+        yield _pick(columns, slice(start, start + batch_size))
 
 
 def _collate(dataset: Any, batch_size: int) -> Iterator[Any]:
@@ -486,9 +438,8 @@ def _collate(dataset: Any, batch_size: int) -> Iterator[Any]:
 
 def _size(raw: Any) -> int:
     """Samples in a batch: the common first dimension of its tensors."""
-    sizes = {
-        leaf.shape[0] for leaf in tree_flatten(raw)[0] if isinstance(leaf, Tensor) and leaf.ndim
-    }
+    tensors = [leaf for leaf in tree_leaves(raw) if isinstance(leaf, Tensor) and leaf.ndim]
+    sizes = {leaf.shape[0] for leaf in tensors}
     if len(sizes) == 1:
         return int(sizes.pop())
     cure = ""
@@ -506,37 +457,20 @@ def _size(raw: Any) -> int:
 
 
 def _bytes(raw: Any) -> int:
-    return sum(
-        leaf.numel() * leaf.element_size()
-        for leaf in tree_flatten(raw)[0]
-        if isinstance(leaf, Tensor)
-    )
-
-
-def _require_ordered(loader: DataLoader[Any]) -> None:
-    shuffles = "Random" in type(getattr(loader, "sampler", None)).__name__
-    require(
-        not shuffles,
-        "data",
-        "come in the same order at every pass",
-        "a DataLoader that shuffles",
-        "use shuffle=False, or list(loader) to fix one pass",
-    )
+    tensors = (leaf for leaf in tree_leaves(raw) if isinstance(leaf, Tensor))
+    return sum(leaf.numel() * leaf.element_size() for leaf in tensors)
 
 
 def _require_same_twice(passes: Callable[[], Iterable[Any]], data: Any) -> None:
     """Two passes must begin alike; a generator, an augmentation or a custom shuffle shows here."""
     if is_columns(data) or isinstance(data, list | tuple):
         return
-    first, second = (tree_flatten(as_tree(next(iter(passes()), None)))[0] for _ in range(2))
-    same = len(first) == len(second) and all(map(_equal, first, second))
-    require(
-        same,
-        "data",
-        "be the same at every pass",
-        "first batches that differ (shuffling or random augmentation)",
-        "fix one pass with list(loader)",
-    )
+    first, second = (tree_leaves(as_tree(next(iter(passes()), None))) for _ in range(2))
+    if len(first) != len(second) or not all(map(_equal, first, second)):
+        raise ValueError(
+            "data must be the same at every pass, got first batches that differ (shuffling or"
+            " random augmentation); fix one pass with list(loader)"
+        )
 
 
 def _equal(first: Any, second: Any) -> bool:
@@ -550,7 +484,6 @@ def _equal(first: Any, second: Any) -> bool:
 @contextmanager
 def rng_untouched() -> Iterator[None]:
     """Whatever runs inside leaves torch's global random state as it was."""
-    with torch.random.fork_rng(
-        devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    ):
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
         yield

@@ -55,11 +55,9 @@ _saving: ContextVar[Check | None] = ContextVar("lambdahat_recomputing", default=
 
 @contextmanager
 def recomputing(on: bool = True, check: Check = _unchecked) -> Iterator[None]:
-    """Checkpointed parts of models keep nothing for the backward pass; gradients inside are taken
-    once, not twice.
+    """Checkpointed parts keep nothing for the backward pass; gradients inside are taken once.
 
-    ``check`` sees the gradients of a part before they are differentiated for the tangents of dual
-    numbers.
+    ``check`` sees a part's gradients before they are differentiated for dual numbers.
     """
     token = _saving.set(check if on else None)
     try:
@@ -70,12 +68,10 @@ def recomputing(on: bool = True, check: Check = _unchecked) -> Iterator[None]:
 
 @contextmanager
 def checkpoints_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[list[None]]:
-    """Calls of ``torch.utils.checkpoint.checkpoint`` inside are ours, with the model's tensors at
-    the values given.
+    """Calls of ``torch.utils.checkpoint.checkpoint`` inside are ours, at the tensors given.
 
-    Yields a list that has an entry for each call. Whatever name a model knows the function by, it
-    is the same object: so that its code is exchanged, and put back when the last pass of all
-    threads is over. Calls of other threads are torch's meanwhile.
+    Yields a list with an entry for each call. Models know the function by many names but it is one
+    object, so its code is exchanged while any thread's pass runs; other threads get torch's.
     """
     met: list[None] = []
 
@@ -120,9 +116,7 @@ def _exchanged(function, *args, **kwargs):  # type: ignore[no-untyped-def]
 
 
 class _Within(nn.Module):
-    """A part of a model as a module of its own, so that it can be called with other tensors in
-    the whole.
-    """
+    """A part of a model as a module, to be called with other tensors in the whole."""
 
     def __init__(self, model: nn.Module, part: Callable[..., Any]) -> None:
         super().__init__()
@@ -133,25 +127,15 @@ class _Within(nn.Module):
 
 
 class _Part:
-    """One checkpointed call: a function of the model's tensors that need gradients and of its
-    own arguments.
-    """
+    """One checkpointed call: a function of the model's live tensors and its own arguments."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        tensors: Mapping[str, Tensor],
-        part: Callable[..., Any],
-        arguments: Any,
+        self, model: nn.Module, tensors: Mapping[str, Tensor], part: Callable[..., Any], given: Any
     ) -> None:
         self._within = _Within(model, part)
         self._names = [name for name, tensor in tensors.items() if tensor.requires_grad]
-        self._fixed = {
-            f"model.{name}": tensor
-            for name, tensor in tensors.items()
-            if name not in set(self._names)
-        }
-        leaves, self._spec = tree_flatten(arguments)
+        self._fixed = {name: part for name, part in tensors.items() if not part.requires_grad}
+        leaves, self._spec = tree_flatten(given)
         self._where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._leaves: list[Any] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._inputs = [*(tensors[name] for name in self._names), *(leaves[i] for i in self._where)]
@@ -165,20 +149,16 @@ class _Part:
         inputs, self._inputs = self._inputs, []
         found = iter(_Recomputed.apply(self.run, check, *inputs))  # type: ignore[no-untyped-call]
         assert self._form is not None
-        return tree_unflatten(
-            [next(found) if leaf is None else leaf[0] for leaf in self._rest], self._form
-        )
+        leaves = [next(found) if leaf is None else leaf[0] for leaf in self._rest]
+        return tree_unflatten(leaves, self._form)
 
     def run(self, values: Tensors) -> tuple[Tensor, ...]:
         """The tensors that the part gives; what else it gives is kept aside."""
         own, rest = values[: len(self._names)], iter(values[len(self._names) :])
         leaves = [next(rest) if i in self._where else leaf for i, leaf in enumerate(self._leaves)]
         args, kwargs = tree_unflatten(leaves, self._spec)
-        tensors = {
-            **self._fixed,
-            **{f"model.{name}": value for name, value in zip(self._names, own, strict=True)},
-        }
-        inner = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        inner = {**self._fixed, **dict(zip(self._names, own, strict=True))}
+        tensors = {f"model.{name}": value for name, value in inner.items()}
         device, dtype, enabled = self._autocast
         with (
             recomputing(False),
@@ -221,38 +201,26 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Jᵀg; where there are tangents ẋ and ġ, also that of Jᵀg, ∂(Jᵀg)/∂x ẋ + Jᵀġ, by a second
-        backward pass.
+        """Jᵀg and, with tangents ẋ and ġ, its tangent ∂(Jᵀg)/∂x ẋ + Jᵀġ, by a second backward pass.
 
-        Dual numbers through a pass with a graph would be simpler. But each tangent is then a node
-        of a graph that holds what it is the tangent of, a circle that only the end of the dual
-        level opens: nothing would be saved.
+        Dual numbers through a graph would be simpler, but their tangents hold the graph in a circle
+        that only the end of the dual level opens.
         """
         needed = ctx.needs_input_grad[2:]
         pairs = [_parts(tensor) for tensor in ctx.saved_tensors]
         seeds = [(None, None) if grad is None else _parts(grad) for grad in grads]
-        points = [
-            p.detach().requires_grad_(need) for (p, _), need in zip(pairs, needed, strict=True)
-        ]
-        wanted = [point for point, need in zip(points, needed, strict=True) if need]
+        points = [point.detach() for point, _ in pairs]
+        wanted = [p.requires_grad_() for p, need in zip(points, needed, strict=True) if need]
+        tangents = [tangent for (_, tangent), need in zip(pairs, needed, strict=True) if need]
         moving = any(tangent is not None for _, tangent in (*pairs, *seeds))
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(False):
-            live = [
-                (z, *seed)
-                for z, seed in zip(ctx.run(points), seeds, strict=True)
-                if z.requires_grad and seed[0] is not None
-            ]
+            every = ((z, *seed) for z, seed in zip(ctx.run(points), seeds, strict=True))
+            live = [(z, g, dg) for z, g, dg in every if z.requires_grad and g is not None]
+            tops, signals = [z for z, _, _ in live], [g for _, g, _ in live]
             found = torch.autograd.grad(
-                [z for z, _, _ in live],
-                wanted,
-                [g for _, g, _ in live],
-                allow_unused=True,
-                create_graph=moving,
+                tops, wanted, signals, allow_unused=True, create_graph=moving
             )
             if moving:
-                tangents = [
-                    tangent for (_, tangent), need in zip(pairs, needed, strict=True) if need
-                ]
                 along = _along(ctx.check, wanted, found, tangents, [(z, dg) for z, _, dg in live])
         if moving:
             found = tuple(
@@ -270,20 +238,16 @@ def _along(
     tangents: Tensors,
     outputs: list[tuple[Tensor, Tensor | None]],
 ) -> list[Tensor | None]:
-    """The tangents of gradients ``found`` with respect to ``points``, which move along
-    ``tangents``.
-    """
+    """The tangents of gradients ``found`` at ``points``, which move along ``tangents``."""
     pairs = zip(found, tangents, strict=True)
     moving = [(g, t) for g, t in pairs if g is not None and g.requires_grad and t is not None]
     moving += [(z, t) for z, t in outputs if t is not None]
-    check([g for g, _ in moving])
+    slopes, seeds = [g for g, _ in moving], [t for _, t in moving]
+    check(slopes)
     reached = [point for point, g in zip(points, found, strict=True) if g is not None]
     if not moving:
         return [None if g is None else torch.zeros_like(g) for g in found]
-    second = torch.autograd.grad(
-        [g for g, _ in moving], reached, [t for _, t in moving], materialize_grads=True
-    )
-    parts = iter(second)
+    parts = iter(torch.autograd.grad(slopes, reached, seeds, materialize_grads=True))
     return [None if g is None else next(parts) for g in found]
 
 

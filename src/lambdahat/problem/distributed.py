@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,9 +29,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from lambdahat._core.check import require
+from lambdahat._core.check import message, require
 from lambdahat._core.rng import generator
-from lambdahat.problem.batches import Batch, Batches, kept_if_small, take
+from lambdahat.problem.batches import Batch, Batches, cache_if_small, take
 from lambdahat.problem.evaluators import AnyEvaluator, Evaluator, Parameters
 from lambdahat.problem.losses import Custom
 
@@ -56,9 +56,7 @@ _alone: ContextVar[bool] = ContextVar("lambdahat_alone", default=False)
 
 
 class Ranks:
-    """The processes that share a problem's data; ``size`` is 1 and nothing is sent where there
-    is one alone.
-    """
+    """The processes that share a problem's data; with ``size`` 1 nothing is sent."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         # torch keeps the group until destroy_process_group, which must then end its threads: one
@@ -70,68 +68,50 @@ class Ranks:
 
     @classmethod
     def of(cls, ranks: Any) -> Ranks:
-        """From "auto" (all ranks where ``torch.distributed`` is initialised), a process group,
-        or None for no other.
-        """
-        ready = in_a_group()
-        automatic = isinstance(ranks, str) and ranks == "auto"
+        """From "auto" (all ranks of an initialised ``torch.distributed``), a group, or None."""
+        ready, automatic = in_a_group(), isinstance(ranks, str) and ranks == "auto"
         # what new_group gives to all others
-        outside = ready and ranks is dist.GroupMember.NON_GROUP_MEMBER
-        require(
-            not outside,
-            "ranks",
-            "be a process group that this process is in",
-            "one of other processes",
-            "its members alone make the problem; others pass ranks=None",
-            TypeError,
-        )
+        if ready and ranks is dist.GroupMember.NON_GROUP_MEMBER:
+            raise TypeError(
+                "ranks must be a process group that this process is in, got one of other processes;"
+                " its members alone make the problem; others pass ranks=None"
+            )
         if ranks is None or (automatic and (_alone.get() or not ready)):
             return cls(None)
         if automatic:
             return cls(dist.group.WORLD)
-        group = ready and isinstance(ranks, dist.ProcessGroup)
-        require(
-            group,
-            "ranks",
-            'be "auto", None or a process group that this process is in',
-            ranks,
-            "torch.distributed.new_group makes one",
-            TypeError,
-        )
+        if not ready or not isinstance(ranks, dist.ProcessGroup):
+            expected = 'be "auto", None or a process group that this process is in'
+            cure = "torch.distributed.new_group makes one"
+            raise TypeError(message("ranks", expected, ranks, cure))
         return cls(ranks)
 
     @property
     def group(self) -> dist.ProcessGroup | None:
         """The process group, None where there is one process alone."""
-        if self._group is None:
-            return None
-        group = self._group()
-        require(
-            group is not None,
-            "ranks",
-            "be a process group that lasts as long as the problem",
-            "one that has ended",
-            "call destroy_process_group when all is measured",
-        )
+        group = None if self._group is None else self._group()
+        if self._group is not None and group is None:
+            raise ValueError(
+                "ranks must be a process group that lasts as long as the problem, got one that has"
+                " ended; call destroy_process_group when all is measured"
+            )
         return group
 
     def apart(self, name: str) -> Ranks:
         """The same processes for something of its own, whose sums are counted apart."""
+        if self.size == 1:
+            return self
         other = Ranks(self.group)
         other.name = f"{name} {self._sums} of {self.name}"
         return other
 
     def sum(self, values: Tensor, what: str, given: Tensor | None = None) -> Tensor:
-        """Σ over ranks of ``values``, by one all-reduce; ``given`` is what every rank must have
-        been given alike.
-        """
+        """Σ over ranks of ``values``, by one all-reduce; all must have the same ``given``."""
         if self.size == 1:
             return values
         self._sums += 1
-        kind = (
-            f"{what}, {values.dtype} of shape {tuple(values.shape)}, sum {self._sums} of"
-            f" {self.name}"
-        )
+        shape = f"{values.dtype} of shape {tuple(values.shape)}"
+        kind = f"{what}, {shape}, sum {self._sums} of {self.name}"
         header = self._header(kind, given).to(values.device, values.dtype)
         buffer = torch.cat([header, values.detach().reshape(-1)])
         with self._taking_part(kind):
@@ -141,9 +121,7 @@ class Ranks:
         return buffer[HEADER:].view(values.shape)
 
     def gather(self, rows: Tensor, places: Sequence[int], total: int, what: str) -> Tensor:
-        """All rows (total, …) on every rank, of which this one has those at ``places``; exactly,
-        for the rest is 0.
-        """
+        """All rows (total, …) on every rank; this one has those at ``places``."""
         whole = rows.new_zeros(total, *rows.shape[1:])
         whole[list(places)] = rows
         return self.sum(whole, what)
@@ -162,58 +140,43 @@ class Ranks:
         device: torch.device,
         cures: Mapping[str, str] | None = None,
     ) -> str:
-        """Raise on every rank, by name, where one of the facts (a number, a text, a tensor or
-        several) differs.
+        """Raise on every rank, by name, where one of the facts (number, text, tensors) differs.
 
-        Returns a text that other facts do not have. ``cures`` says what helps for some facts in
-        particular.
+        Returns a digest of the facts. ``cures`` says what helps for some of them.
         """
         if self.size == 1:
             return ""
         numbers = [_numbers(fact) for fact in facts.values()]
-        mine = torch.tensor(
-            [n for fact in numbers for n in fact], dtype=torch.float64, device=device
-        )
+        every = [number for fact in numbers for number in fact]
+        mine = torch.tensor(every, dtype=torch.float64, device=device)
         rows = self.gather(mine.unsqueeze(0), [self.rank], self.size, what).cpu()
-        for (name, fact), columns in zip(
-            facts.items(), rows.split([len(n) for n in numbers], dim=1), strict=True
-        ):
+        parts = rows.split([len(n) for n in numbers], dim=1)
+        for (name, fact), columns in zip(facts.items(), parts, strict=True):
             unlike = _unlike(columns, fact.room if isinstance(fact, Rounded) else None)
-            shown = {
-                int: f": {columns.flatten().tolist()}",
-                str: f": {fact} on rank {self.rank}",
-            }.get(type(fact), "")
-            require(
-                not unlike,
-                name,
-                f"be the same on every rank for {what}",
-                f"another on rank {', '.join(map(str, unlike))} than on rank 0{shown}",
-                (cures or {}).get(name, ALIKE),
-            )
+            shown = {int: f": {columns.flatten().tolist()}", str: f": {fact} on rank {self.rank}"}
+            got = f"another on rank {', '.join(map(str, unlike))} than on rank 0"
+            got += shown.get(type(fact), "")
+            cure = (cures or {}).get(name, ALIKE)
+            require(not unlike, name, f"be the same on every rank for {what}", got, cure)
         return hashlib.blake2b(repr(rows[0].tolist()).encode(), digest_size=6).hexdigest()
 
     def _header(self, kind: str, given: Tensor | None) -> Tensor:
-        """[digits and readings, their squares, the length of what was given, 1, 0, 0]: their
-        sums show a difference.
-        """
+        """[digits and readings, their squares, the length of ``given``, 1, 0, 0]."""
         digits = torch.tensor(_digits(kind), dtype=torch.float64)
         reading, length = torch.zeros(READINGS, dtype=torch.float64), 0.0
         if given is not None:
             reading, others = _read(given)
             length = float(others[0]) ** 0.5
         marks = torch.cat([digits, reading])
-        return torch.cat(
-            [marks, marks.square(), torch.tensor([length, 1.0, 0.0, 0.0], dtype=torch.float64)]
-        )
+        rest = torch.tensor([length, 1.0, 0.0, 0.0], dtype=torch.float64)
+        return torch.cat([marks, marks.square(), rest])
 
     def _require_alike(
         self, found: Tensor, mine: Tensor, kind: str, dtype: torch.dtype = torch.float32
     ) -> None:
-        """The mean over ranks is this rank's own: exactly for digits, to rounding for readings and
-        the length.
+        """The mean over ranks is this rank's own: exactly for digits, to rounding for the rest.
 
-        Besides W·Σx² = (Σx)² where x is the same on all W ranks. This is coarser, and the same on
-        all ranks.
+        Besides W·Σx² = (Σx)² where x is the same on all W ranks, which is coarser.
         """
         marks = DIGITS + READINGS
         unit = max(torch.finfo(dtype).eps, FINEST) if dtype.is_floating_point else 0.0
@@ -226,10 +189,8 @@ class Ranks:
         off = (found / self.size - mine).abs()
         far = torch.cat([off[DIGITS:marks], off[2 * marks : 2 * marks + 1]]) > room * length
         digits = bool((spread[:DIGITS] == 0).all()) and not bool(off[:DIGITS].any())
-        same = (
-            digits and bool(found[2 * marks + 1] == self.size) and not bool(wide.any() | far.any())
-        )
-        if not same:
+        all_there = bool(found[2 * marks + 1] == self.size)
+        if not digits or not all_there or bool(wide.any() | far.any()):
             other = "arguments" if digits else "calls"
             raise RuntimeError(
                 f"the ranks must make the same calls with the same arguments, got other {other} in "
@@ -250,9 +211,7 @@ class Ranks:
             ) from error
 
     def _whereabouts(self, kind: str) -> str:
-        """Where the other ranks are, as they tell through the store; of those that are gone,
-        that they do not.
-        """
+        """What the other ranks report through the store, or that they do not answer."""
         try:
             store = dist.distributed_c10d._get_default_store()
             place = f"lambdahat/{next(_failures)}/{self.group.group_name}"  # type: ignore[union-attr]
@@ -272,9 +231,7 @@ class Ranks:
 
 @contextmanager
 def on_one_rank() -> Iterator[None]:
-    """Problems made inside are this process's alone, unless they are told otherwise: other ranks
-    do not get here.
-    """
+    """Problems made inside belong to this process alone unless told otherwise."""
     token = _alone.set(True)
     try:
         yield
@@ -283,50 +240,36 @@ def on_one_rank() -> Iterator[None]:
 
 
 def in_a_group() -> bool:
-    """Whether this process is one of several that ``torch.distributed`` has introduced to each
-    other.
-    """
+    """Whether ``torch.distributed`` is initialised in this process."""
     return dist.is_available() and dist.is_initialized()
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """Numbers that every rank has computed by itself: alike within ``room``, as a part of the
-    last of them.
-    """
+    """Numbers each rank computed itself: equal to within ``room`` times the last of them."""
 
     numbers: tuple[float, ...]
     room: float
 
 
-def readings(tensor: Tensor) -> Tensor:
-    """Four random projections Σ_i u_i x_i of a tensor's finite entries, in which other entries
-    or orders show.
-    """
-    return _read(tensor)[0]
-
-
 def fingerprint(tensors: Iterable[Tensor]) -> Rounded:
-    """What is compared of several tensors: readings of their readings, and of how many entries
-    are not finite.
-    """
+    """Readings of the tensors' readings, and of how many entries are not finite."""
     found, odd = [torch.zeros(1)], [torch.zeros(1)]
     for tensor in tensors:
         reading, others = _read(tensor)
         found.append(reading)
         odd.append(others[1:])
-    numbers = readings(torch.cat(found)), readings(torch.cat(odd))
+    numbers = _read(torch.cat(found))[0], _read(torch.cat(odd))[0]
     size = max(float(numbers[0].abs().max()), float(numbers[1].abs().max()))
     return Rounded((*numbers[0].tolist(), *numbers[1].tolist(), size), EXACTLY)
 
 
 def _read(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The readings of the finite entries, and [Σx² of them, how many are NaN, ∞ and −∞];
-    float64, on the CPU.
+    """Four random projections Σ_i u_i x_i of the finite entries, and [their Σx², the numbers of
+    NaN, ∞ and −∞].
     """
-    flat = (
-        torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    ).reshape(-1)
+    flat = tensor.detach()
+    flat = (torch.view_as_real(flat) if flat.is_complex() else flat).reshape(-1)
     across = _directions("across", WIDTH).to(flat.device)
     sums, others = [], []
     for part in flat.split(CHUNK):
@@ -334,12 +277,10 @@ def _read(tensor: Tensor) -> tuple[Tensor, Tensor]:
         odd = [entries.isnan().sum(), (entries == torch.inf).sum(), (entries == -torch.inf).sum()]
         entries = entries.nan_to_num(0.0, 0.0, 0.0)
         whole = len(entries) // WIDTH * WIDTH
-        sums += [entries[:whole].view(-1, WIDTH) @ across] if whole else []
-        sums += (
-            [(entries[whole:] @ across[: len(entries) - whole]).unsqueeze(0)]
-            if len(entries) > whole
-            else []
-        )
+        if whole:
+            sums.append(entries[:whole].view(-1, WIDTH) @ across)
+        if len(entries) > whole:
+            sums.append((entries[whole:] @ across[: len(entries) - whole]).unsqueeze(0))
         others.append(torch.stack([entries.square().sum(), *odd]))
     rows = torch.cat(sums or [across.new_zeros(1, READINGS)]).cpu()
     return (rows * _directions("down", len(rows))).sum(dim=0), torch.stack(others).sum(dim=0).cpu()
@@ -347,24 +288,18 @@ def _read(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _directions(name: str, count: int) -> Tensor:
-    """Numbers of variance 1, none large: a unit vector must not read so much that its rounding
-    counts.
-    """
-    return (
-        torch.rand(count, READINGS, generator=generator(0, "readings", name)).double() - 0.5
-    ) * 12**0.5
+    """Bounded random numbers of variance 1, so that no unit vector reads too much."""
+    uniform = torch.rand(count, READINGS, generator=generator(0, "readings", name)).double()
+    return (uniform - 0.5) * 12**0.5
 
 
 def _numbers(fact: object) -> list[float]:
-    """A fact as floats: a text as one that another text has not, tensors as their readings and
-    what is not finite.
-    """
+    """A fact as floats: a text as its hash, tensors as their fingerprint."""
     if isinstance(fact, int | float):
         return [float(fact)]
     if isinstance(fact, str):
-        return [
-            float(int.from_bytes(hashlib.blake2b(fact.encode(), digest_size=6).digest(), "big"))
-        ]
+        found = hashlib.blake2b(fact.encode(), digest_size=6).digest()
+        return [float(int.from_bytes(found, "big"))]
     if isinstance(fact, Rounded):
         return list(fact.numbers)
     assert isinstance(fact, Iterable)
@@ -381,9 +316,7 @@ def _unlike(rows: Tensor, room: float | None) -> list[int]:
 
 
 def _digits(kind: str) -> list[float]:
-    """A hash of a text as six digits below 16: sums of their squares are exact in float32 on up
-    to 74,000 ranks.
-    """
+    """A hash of a text as six digits below 16, whose squares sum exactly in float32."""
     number = int.from_bytes(hashlib.blake2b(kind.encode(), digest_size=3).digest(), "big")
     return [float(number >> (4 * i) & 15) for i in range(DIGITS)]
 
@@ -398,9 +331,7 @@ STATE_HOOKS = (
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or all of one of which each rank holds a part; then every rank must
-    ask.
-    """
+    """The tensor itself, or all of a sharded one; then every rank must ask."""
     if not hasattr(tensor, "full_tensor"):
         return tensor
     with torch.no_grad():
@@ -409,27 +340,38 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class Gathered:
-    """Tensors by name, those that are spread over ranks taken whole and kept.
+    """Tensors by name, on one device and real ones in ``dtype``, of which some may be sharded.
 
-    Every rank must ask for them at the same time, and ranks do not pass over the same number of
-    batches: ``refresh`` is for where they are together. No version tells of all that training
-    writes to a part, so that it takes all again.
+    All ranks must gather at the same time, so that it is done by ``refresh``, anew each time.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._tensors, self._place = tensors, (device, dtype)
         self._spread = [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]
         self.refresh()
 
     def refresh(self) -> None:
-        """Take those that are spread as they are now."""
+        """Gather sharded tensors as they are now."""
         self._kept = {name: whole(self._tensors[name]) for name in self._spread}
 
     def __call__(self) -> dict[str, Tensor]:
-        """All of them by name, as they were at the last ``refresh`` or, where they are not
-        spread, are now.
-        """
-        return {**self._tensors, **self._kept}
+        """All tensors by name; sharded ones as of the last ``refresh``."""
+        return place_tensors({**self._tensors, **self._kept}, *self._place)
+
+
+def place_tensors(
+    tensors: Mapping[str, Tensor], device: torch.device | None, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    """The tensors on a device, real ones in ``dtype``."""
+    return {
+        name: whole(t).detach().to(device, dtype if t.is_floating_point() else None)
+        for name, t in tensors.items()
+    }
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -438,9 +380,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def without_sharding(model: nn.Module) -> nn.Module:
-    """The modules as they were before ``fully_shard``, which forbids copies, with the same
-    sharded parameters.
-    """
+    """The modules as before ``fully_shard``, which forbids copies, sharing parameters."""
     reshard(model)
     return _plain(model, {})
 
@@ -453,21 +393,13 @@ def reshard(model: nn.Module) -> None:
 
 
 def coarsest(model: nn.Module) -> torch.dtype | None:
-    """The coarsest dtype that ``fully_shard`` was told to compute or to add gradients up in;
-    None where in none.
-    """
+    """The coarsest dtype in which ``fully_shard`` computes or reduces gradients, or None."""
     states = [module._get_fsdp_state() for module in model.modules() if _sharding(module)]  # type: ignore[operator]
     policies = [getattr(state, "_mp_policy", None) for state in states]
-    found = [
-        getattr(policy, name, None)
-        for policy in policies
-        for name in ("param_dtype", "reduce_dtype")
-    ]
-    return max(
-        (dtype for dtype in found if dtype is not None),
-        key=lambda dtype: torch.finfo(dtype).eps,
-        default=None,
-    )
+    kinds = ("param_dtype", "reduce_dtype")
+    found = [getattr(policy, kind, None) for policy in policies for kind in kinds]
+    real = (dtype for dtype in found if dtype is not None)
+    return max(real, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
 
 def _sharding(module: nn.Module) -> bool:
@@ -482,26 +414,20 @@ def _plain(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     kind = type(module)
     # fully_shard makes a class of (FSDPModule, the module's own)
     other: nn.Module = object.__new__(kind.__mro__[2] if _sharding(module) else kind)
-    made[id(module)] = other
-    kept = {
-        name: value
-        for name, value in module.__dict__.items()
-        if not name.startswith("__composable_api")
-    }
-    for name in ("_parameters", "_buffers", *CALL_HOOKS):
+    made[id(module)], own = other, module.__dict__.items()
+    kept = {name: value for name, value in own if not name.startswith("__composable_api")}
+    for name in ("_parameters", "_buffers"):
         kept[name] = copy.copy(kept[name])
     for name in CALL_HOOKS:
-        for key in [key for key, hook in kept[name].items() if _of_sharding(hook)]:
-            del kept[name][key]
+        kept[name] = copy.copy(kept[name])
+        for key, hook in list(kept[name].items()):
+            if type(getattr(hook, "__self__", None)).__name__ == "FSDPState":
+                del kept[name][key]
     for name in STATE_HOOKS:  # of no use in a copy that is only called
         kept[name] = OrderedDict()
     children = {name: child and _plain(child, made) for name, child in module._modules.items()}
     other.__dict__.update(kept, _modules=children)
     return other
-
-
-def _of_sharding(hook: object) -> bool:
-    return type(getattr(hook, "__self__", None)).__name__ == "FSDPState"
 
 
 Terms = Callable[[Batch], float]
@@ -515,9 +441,7 @@ NOISE = 4099  # a prime, so that no two rows of a layer are moved alike
 
 @dataclass(frozen=True)
 class Piece:
-    """Some samples of a batch, all where ``rows`` is None; ``number`` is what random draws for
-    it are named by.
-    """
+    """Some samples of a batch, all if ``rows`` is None; random draws are named by ``number``."""
 
     batch: int
     rows: slice | None
@@ -532,100 +456,87 @@ class Piece:
 
 
 def pieces(sizes: Sequence[int], rank: int, ranks: int, cut: bool) -> list[Piece]:
-    """The share of one rank: samples ⌊rn/W⌋ … ⌊(r+1)n/W⌋ of n, or without ``cut`` whole batches
-    in the same way.
-    """
+    """A rank's share: samples ⌊rn/W⌋ … ⌊(r+1)n/W⌋ of n, or whole batches without ``cut``."""
     if not cut:
-        return [Piece(i, None, i) for i in range(*_share(len(sizes), rank, ranks))]
-    low, high = _share(sum(sizes), rank, ranks)
+        low, high = (part * len(sizes) // ranks for part in (rank, rank + 1))
+        return [Piece(i, None, i) for i in range(low, high)]
+    low, high = (part * sum(sizes) // ranks for part in (rank, rank + 1))
     found, start = [], 0
     for i, size in enumerate(sizes):
         first, last = max(low - start, 0), min(high - start, size)
         if first < last:
-            whole = last - first == size
             # a batch has one piece on a rank, so that this number is nobody else's
-            found.append(
-                Piece(i, None, i)
-                if whole
-                else Piece(i, slice(first, last), len(sizes) * (rank + 1) + i)
-            )
+            own = Piece(i, slice(first, last), len(sizes) * (rank + 1) + i)
+            found.append(Piece(i, None, i) if last - first == size else own)
         start += size
     return found
 
 
-def _share(count: int, rank: int, ranks: int) -> tuple[int, int]:
-    return rank * count // ranks, (rank + 1) * count // ranks
-
-
 class Share:
-    """The batches and pieces of batches that one rank works on, each with its part of the mean over
-    all data.
+    """A rank's batches and pieces of batches, each with its part of the mean over all data.
 
-    Where the data does not fit into memory but a rank's own part of it does, that is kept.
+    They are kept where they fit into memory but the whole data do not.
     """
 
     def __init__(
         self, ranks: Ranks, batches: Batches, weights: Sequence[float], cut: bool, terms: Terms
     ) -> None:
-        """``weights`` are those of all batches; with ``cut``, ``terms`` tells what of them is a
-        piece's.
-        """
-        found = pieces(batches.sizes, ranks.rank, ranks.size, cut)
-        self._batches, self._wanted = batches, {piece.batch: piece for piece in found}
+        """``weights`` are those of all batches; ``terms`` gives a piece's part with ``cut``."""
+        self._batches, self.weights = batches, list(weights)
         self._kept: list[Batch] | None = None
-        self.weights = [weights[piece.batch] for piece in found]
+        self._wanted: dict[int, Piece] | None = None  # None: all batches
+        if ranks.size == 1:
+            return
+        self._wanted = {
+            piece.batch: piece for piece in pieces(batches.sizes, ranks.rank, ranks.size, cut)
+        }
+        self.weights = [weights[i] for i in self._wanted]
         if cut:
             pairs = zip(self._pieces(), batches.some(self._wanted), strict=True)
             parts = [terms(piece) / (terms(whole) or 1.0) for piece, whole in pairs]
             self.weights = [weight * part for weight, part in zip(self.weights, parts, strict=True)]
-        if len(found) < len(batches) and not batches.in_memory:
-            self._kept = kept_if_small(self._pieces(), batches.device)
+        if len(self._wanted) < len(batches) and not batches.in_memory:
+            self._kept = cache_if_small(self._pieces(), batches.device)
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self.weights)
 
     def __iter__(self) -> Iterator[tuple[float, Batch]]:
-        return zip(self.weights, self._pieces() if self._kept is None else self._kept, strict=True)
+        mine = self._batches if self._wanted is None else self._kept or self._pieces()
+        return zip(self.weights, mine, strict=True)
 
     def _pieces(self) -> Iterator[Batch]:
-        return (self._wanted[batch.index].of(batch) for batch in self._batches.some(self._wanted))
+        wanted = self._wanted or {}
+        return (wanted[batch.index].of(batch) for batch in self._batches.some(wanted))
 
 
 def agree_on_data(ranks: Ranks, batches: Batches, facts: Mapping[str, Any]) -> Ranks:
-    """The ranks, once they agree on the facts and on all data; their sums go by the name of that
-    data.
-    """
+    """The ranks, named after the data, once they agree on the facts and on all data."""
     if ranks.size == 1:
         return ranks
     rest = hashlib.blake2b()
 
+    def text(leaf: Any) -> str:
+        if isinstance(leaf, Tensor):
+            return f"{leaf.dtype} {tuple(leaf.shape)}"
+        return repr(leaf) if isinstance(leaf, PLAIN) else type(leaf).__name__
+
     def tensors() -> Iterator[Tensor]:
         for batch in batches:
             leaves, form = tree_flatten(batch.data)
-            rest.update(f"{form}{[_entry_text(leaf) for leaf in leaves]}".encode())
+            rest.update(f"{form}{[text(leaf) for leaf in leaves]}".encode())
             yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
 
-    facts = {
-        **facts,
-        "data": fingerprint(tensors()),
-        "what is no tensor in the data": rest.hexdigest(),
-    }
+    facts = {**facts, "data": fingerprint(tensors())}
+    facts["what is no tensor in the data"] = rest.hexdigest()
     return ranks.apart("problem " + ranks.agree("the problem", facts, batches.device))
 
 
-def _entry_text(leaf: Any) -> str:
-    """What is compared of an entry of the data beside the numbers of a tensor."""
-    if isinstance(leaf, Tensor):
-        return f"{leaf.dtype} {tuple(leaf.shape)}"
-    return repr(leaf) if isinstance(leaf, PLAIN) else type(leaf).__name__
-
-
 def splits(evaluate: AnyEvaluator, norm: str, parameters: Parameters, first: Batch) -> bool:
-    """Whether a batch's loss is the mean of its parts', so that a batch may be cut between ranks.
+    """Whether a batch's loss is the mean of its parts', so that ranks may share a batch.
 
-    Known of the library's losses, and of a model's own over labels, where samples do not meet. The
-    ``first`` batch shows that in its loss, and a few of its samples in their gradient beside the
-    parameters: there no layer is 0, which would hide all that comes before it.
+    Known of the library's losses and a model's own, unless samples meet: the first batch's loss
+    shows that, and a few samples' gradients near the parameters, where no layer is 0.
     """
     known = isinstance(evaluate, Evaluator) and not isinstance(evaluate.loss, Custom)
     if not known or norm == "train" or first.size == 1:
@@ -635,33 +546,26 @@ def splits(evaluate: AnyEvaluator, norm: str, parameters: Parameters, first: Bat
         with torch.no_grad():
             parts = _halve(first)
             losses = [evaluate(parameters, part) for part in parts]
-            sums = [
-                evaluate.terms(part) * loss.double().reshape(1)
-                for part, loss in zip(parts, losses, strict=True)
-            ]
-        point, parts = beside(evaluate, parameters, few), _halve(few)
+            pairs = zip(parts, losses, strict=True)
+            sums = [evaluate.terms(part) * loss.double().reshape(1) for part, loss in pairs]
+        point, parts = nearby(evaluate, parameters, few), _halve(few)
         steps = [evaluate.terms(part) * gradient_of(evaluate, point, part)[1] for part in parts]
     except (RuntimeError, ValueError, IndexError):  # a model or a target for one batch size only
         return False
-    return _adds_up(sums, SAME_LOSS, losses[0].dtype) and _adds_up(
-        steps, SAME_GRADIENT, losses[0].dtype
-    )
+    dtype = losses[0].dtype
+    return _adds_up(sums, SAME_LOSS, dtype) and _adds_up(steps, SAME_GRADIENT, dtype)
 
 
 def _halve(batch: Batch) -> list[Batch]:
-    return [
-        batch,
-        *(take(batch, half) for half in torch.arange(batch.size, device=_device(batch)).chunk(2)),
-    ]
+    halves = torch.arange(batch.size, device=_device(batch)).chunk(2)
+    return [batch, *(take(batch, half) for half in halves)]
 
 
 def _adds_up(found: Sequence[Tensor], units: float, dtype: torch.dtype) -> bool:
     """Whether the first is the sum of the others, to ``units`` of rounding."""
     whole, *parts = found
-    miss = float(torch.linalg.vector_norm(whole - sum(parts)))
-    return miss <= rounding(units, dtype) * sum(
-        float(torch.linalg.vector_norm(part)) for part in parts
-    )
+    size = sum(float(torch.linalg.vector_norm(part)) for part in parts)
+    return float(torch.linalg.vector_norm(whole - sum(parts))) <= rounding(units, dtype) * size
 
 
 def rounding(units: float, dtype: torch.dtype) -> float:
@@ -670,50 +574,34 @@ def rounding(units: float, dtype: torch.dtype) -> float:
 
 
 def first_look(evaluate: AnyEvaluator, parameters: Parameters, first: Batch) -> dict[str, Rounded]:
-    """What ranks must find alike, each by itself, of the first batch: that shows another model
-    or another loss.
-    """
-    loss, gradient = gradient_of(evaluate, beside(evaluate, parameters, first), first)
-    room = partial(rounding, dtype=next(iter(parameters.values())).dtype)
-    size = float(torch.linalg.vector_norm(gradient))
-    return {
-        "the loss of the first batch": Rounded((loss, abs(loss) + size), room(SAME_LOSS)),
-        "the gradient of the first batch": Rounded(
-            (*readings(gradient).tolist(), size), room(10 * SAME_GRADIENT)
-        ),
-    }
+    """The first batch's loss and gradient, which all ranks must find alike."""
+    loss, gradient = gradient_of(evaluate, nearby(evaluate, parameters, first), first)
+    dtype, size = next(iter(parameters.values())).dtype, float(torch.linalg.vector_norm(gradient))
+    read = (*_read(gradient)[0].tolist(), size)
+    losses = Rounded((loss, abs(loss) + size), rounding(SAME_LOSS, dtype))
+    gradients = Rounded(read, rounding(10 * SAME_GRADIENT, dtype))
+    return {"the loss of the first batch": losses, "the gradient of the first batch": gradients}
 
 
 def behaviour(
     evaluate: AnyEvaluator, parameters: Parameters, first: Batch, meet: bool
 ) -> tuple[float, ...]:
-    """The loss of the first sample, readings of its gradient, and the gradient's norm, beside the
-    parameters.
+    """The loss of the first sample, readings of its gradient and the gradient's norm.
 
-    Where samples ``meet`` it is that of the first batch; else it does not depend on how the data
-    are cut into batches.
-
-    They show another model or another loss, whatever the parameters are: where a layer is 0, all
-    that comes before it is hidden at the parameters themselves. ``behaves_alike`` compares two of
-    them.
+    Of the first batch where samples ``meet``. Near the parameters, where no layer is 0: it shows
+    another model or loss. ``behaves_alike`` compares two of them.
     """
     few = first if meet else take(first, slice(1))
-    point = dict(zip(parameters, moved(parameters.values()), strict=True))
+    point = dict(zip(parameters, perturb(parameters.values()), strict=True))
     for where, batch in ((point, few), (point, first), (parameters, few)):
         try:
-            leaves = {name: tensor.detach().requires_grad_() for name, tensor in where.items()}
-            with torch.enable_grad():
-                loss = evaluate(leaves, batch).reshape(())
-                grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            loss, grads = _slopes(evaluate, where, batch)
         # a model for one batch size only, or not defined there
         except (RuntimeError, ValueError, IndexError):
             continue
-        read, norm = (
-            fingerprint(grads).numbers[:4],
-            math.hypot(*(float(torch.linalg.vector_norm(grad)) for grad in grads)),
-        )
-        if math.isfinite(float(loss.detach()) + norm):
-            return float(loss.detach()), *read, norm
+        norm = math.hypot(*(float(torch.linalg.vector_norm(grad)) for grad in grads))
+        if math.isfinite(loss + norm):
+            return loss, *fingerprint(grads).numbers[:4], norm
     return ()
 
 
@@ -721,29 +609,33 @@ def behaves_alike(one: Sequence[float], other: Sequence[float], dtype: torch.dty
     """Whether two of ``behaviour`` are the same up to rounding."""
     if len(one) != len(other) or not one:
         return len(one) == len(other)
-    loss, *read, norm = (abs(a - b) for a, b in zip(one, other, strict=True))
+    loss, *rest = (abs(a - b) for a, b in zip(one, other, strict=True))
     size = max(one[-1], other[-1])
-    return loss <= rounding(SAME_LOSS, dtype) * (abs(one[0]) + size) and all(
-        gap <= rounding(10 * SAME_GRADIENT, dtype) * size for gap in (*read, norm)
-    )
+    same = loss <= rounding(SAME_LOSS, dtype) * (abs(one[0]) + size)
+    return same and all(gap <= rounding(10 * SAME_GRADIENT, dtype) * size for gap in rest)
+
+
+def _slopes(
+    evaluate: AnyEvaluator, parameters: Parameters, batch: Batch
+) -> tuple[float, tuple[Tensor, ...]]:
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+    with torch.enable_grad():
+        loss = evaluate(leaves, batch).reshape(())
+        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return float(loss.detach()), grads
 
 
 def gradient_of(
     evaluate: AnyEvaluator, parameters: Parameters, batch: Batch
 ) -> tuple[float, Tensor]:
     """The loss of a batch and its gradient as one vector, in float64."""
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
-    with torch.enable_grad():
-        loss = evaluate(leaves, batch).reshape(())
-        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return float(loss.detach()), torch.cat([grad.double().reshape(-1) for grad in grads])
+    loss, grads = _slopes(evaluate, parameters, batch)
+    return loss, torch.cat([grad.double().reshape(-1) for grad in grads])
 
 
-def beside(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) -> Parameters:
-    """Parameters near these, as ``moved`` makes them; these themselves where the loss is not
-    finite there.
-    """
-    point = dict(zip(parameters, moved(parameters.values()), strict=True))
+def nearby(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) -> Parameters:
+    """Parameters near these, or these themselves where the loss is not finite there."""
+    point = dict(zip(parameters, perturb(parameters.values()), strict=True))
     try:
         loss, gradient = gradient_of(evaluate, point, batch)
         fine = math.isfinite(loss) and bool(gradient.isfinite().all())
@@ -752,10 +644,8 @@ def beside(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) -> Para
     return point if fine else parameters
 
 
-def moved(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Each tensor with noise of a tenth of its own size, or of a layer's usual one where it is
-    0.
-    """
+def perturb(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Each tensor with noise of a tenth of its size, or of a layer's usual size where it is 0."""
     noise = torch.randn(NOISE, generator=generator(0, "beside"))
     found = []
     for tensor in tensors:
@@ -768,6 +658,5 @@ def moved(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _device(batch: Batch) -> torch.device:
-    return next(
-        leaf.device for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor) and leaf.ndim
-    )
+    leaves = tree_leaves(batch.data)
+    return next(leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)

@@ -18,25 +18,14 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from lambdahat._core.check import describe, message, require
+from lambdahat.problem import losses
 from lambdahat.problem.batches import Batch, Batches, concatenate, restored, take
 from lambdahat.problem.checkpointing import checkpoints_of, recomputing
-from lambdahat.problem.losses import (
-    IGNORE,
-    KEY,
-    NAMED,
-    Custom,
-    GaussianNLL,
-    Loss,
-    OfClasses,
-    first_labelled,
-    shift_labels,
-    shifts_labels,
-    takes_labels,
-    token_labels,
-)
+from lambdahat.problem.losses import IGNORE, KEY, Custom, Loss, OfClasses
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")
+UNDER = " or ".join(f'"{key}"' for key in TARGET_KEYS)
 # what a decoder reads, where it is not made of the labels
 DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -45,9 +34,7 @@ LARGE = 1 << 20  # bytes of a tensor above which a copy for every pass would cos
 
 
 class Evaluator:
-    """How a loss is computed from named parameters and a batch: by a model and a loss, or by one
-    function.
-    """
+    """How a model and a loss, or one function, give a batch's loss at named parameters."""
 
     def __init__(
         self,
@@ -57,13 +44,8 @@ class Evaluator:
         constants: Callable[[], dict[str, Tensor]],
         model_loss: bool,
     ) -> None:
-        self.model, self.loss, self.norm, self._constants, self.model_loss = (
-            model,
-            loss,
-            norm,
-            constants,
-            model_loss,
-        )
+        self.model, self.loss, self.norm, self.model_loss = model, loss, norm, model_loss
+        self._constants = constants
         # whether the model's labels are those of the next position; None: not yet seen
         self.shifts: bool | None = None
         self.feeds = False  # whether the model makes the inputs of its decoder of the labels
@@ -76,9 +58,7 @@ class Evaluator:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """What is not in the vector, as it is now: it follows the model until ``with_constants``
-        or ``apart``.
-        """
+        """What is not in the vector; it follows the model until ``with_constants``."""
         return self._constants()
 
     def with_constants(self, constants: dict[str, Tensor]) -> Evaluator:
@@ -96,24 +76,22 @@ class Evaluator:
         return other
 
     def with_named_loss(self, loss: Loss, count: str | None) -> Evaluator:
-        """The same with a loss of the output in place of the model's own; what it does with
-        labels is asked again.
-        """
+        """The same with a named loss in place of the model's own."""
         other = self.with_loss(loss)
         other.model_loss, other.shifts = False, None
-        return other.counted_in(count)
+        return other.with_count(count)
 
-    def counted_in(self, count: str | None) -> Evaluator:
+    def with_count(self, count: str | None) -> Evaluator:
         """The same for labels counted in tokens or sequences."""
         other = copy.copy(self)
         other.by_sequence = count == "sequences"
         if not self.model_loss:
-            other.loss = self.loss.counted_in(count)
+            other.loss = self.loss.with_count(count)
         return other
 
-    def asked(self, current: Callable[[], Parameters], batches: Iterable[Batch]) -> Evaluator:
+    def read_labels(self, current: Callable[[], Parameters], batches: Iterable[Batch]) -> Evaluator:
         """The same, knowing what the model does with labels where the data have some."""
-        batch = first_labelled(batches)
+        batch = losses.first_labelled(batches)
         if batch is None:
             return self
         parameters = current()
@@ -122,47 +100,38 @@ class Evaluator:
             return _part_of(self._run(parameters, (), data), LOSS, None)
 
         other = copy.copy(self)
-        other.shifts = shifts_labels(own_loss, batch)
-        if not self.model_loss and getattr(
-            getattr(self.model, "config", None), "is_encoder_decoder", False
-        ):
-            other.feeds = takes_labels(own_loss, batch)
-            names = inspect.signature(self.model.forward).parameters
-            own = (
-                other.feeds
-                or DECODER[0] not in names
-                or any(name in batch.data for name in DECODER)
-            )
-            require(
-                own,
-                "data",
-                f'hold {DECODER[0]!r} for an encoder-decoder that computes no loss of "labels"',
-                f"a batch of {', '.join(map(repr, batch.data))}",
-                "add them, the labels moved by one to the right, or use a model with its own loss",
-            )
+        other.shifts = losses.shifts_labels(own_loss, batch)
+        config = getattr(self.model, "config", None)
+        if not self.model_loss and getattr(config, "is_encoder_decoder", False):
+            other.feeds = losses.takes_labels(own_loss, batch)
+            missing = DECODER[0] in inspect.signature(self.model.forward).parameters
+            missing = missing and not any(name in batch.data for name in DECODER)
+            if missing and not other.feeds:
+                raise ValueError(
+                    f"data must hold {DECODER[0]!r} for an encoder-decoder that computes no loss of"
+                    f' "labels", got a batch of {", ".join(map(repr, batch.data))}; add them, the'
+                    " labels moved by one to the right, or use a model with its own loss"
+                )
         return other
 
     def apart(self) -> Evaluator:
-        """The same with copies of what training the model would change: buffers, and parameters
-        that need gradients.
-        """
-        trained = {name for name, tensor in self.model.named_parameters() if tensor.requires_grad}
-        moving = trained | {name for name, _ in self.model.named_buffers()}
-        return self.with_constants(
-            {k: v.clone() if k in moving else v for k, v in self.constants.items()}
-        )
+        """The same with copies of what training changes: buffers and trainable parameters."""
+        moving = {name for name, tensor in self.model.named_parameters() if tensor.requires_grad}
+        moving |= {name for name, _ in self.model.named_buffers()}
+        parts = self.constants.items()
+        return self.with_constants({k: v.clone() if k in moving else v for k, v in parts})
 
     def split(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """A batch as positional inputs, keyword inputs and target."""
         data = batch.data
         if isinstance(data, Mapping):
-            key = (
-                None if self.model_loss else next((key for key in TARGET_KEYS if key in data), None)
-            )
+            keys = [] if self.model_loss else [key for key in TARGET_KEYS if key in data]
+            key = keys[0] if keys else None
             fed = key == KEY and self.feeds and not any(name in data for name in DECODER)
             inputs = {name: restored(value) for name, value in data.items() if fed or name != key}
             if key == KEY and self.shifts:
-                return (), inputs, shift_labels(data[KEY], getattr(self.loss, "ignored", IGNORE))
+                ignored = getattr(self.loss, "ignored", IGNORE)
+                return (), inputs, losses.shift_labels(data[KEY], ignored)
             if self.model_loss:
                 return (), inputs, data
             return (), inputs, restored(data if key is None else data[key])
@@ -174,7 +143,7 @@ class Evaluator:
     def output(self, parameters: Parameters, batch: Batch) -> Any:
         """What the loss takes of what the model gives for a batch."""
         args, kwargs, _ = self.split(batch)
-        kept = self._kept(batch)
+        kept = self._kept(batch) if self.model_loss else None
         # a mean over no label would be NaN: any label does, for its weight is 0
         if kept is not None:
             kwargs = {**kwargs, KEY: torch.where(kept > 0, kwargs[KEY], 0)}
@@ -183,13 +152,11 @@ class Evaluator:
     def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the model gives for its arguments.
 
-        A pass may write to the constants: it gets copies, and the user's stay as they are. The
-        first pass gets copies of all but large parameters. What it wrote to is copied for every
-        pass, and so are small buffers, for any batch may be the first that has one written. The
-        rest is watched, by version.
+        A pass may write to the constants, so it gets copies: the first of all but large parameters,
+        later ones of what was written to and of small buffers. The rest is watched, by version.
         """
         constants, first = self.constants, self._copied is None
-        names = self._copied if self._copied is not None else self._first_copied(constants)
+        names = self._first_copied(constants) if self._copied is None else self._copied
         copies = {name: constants[name].clone() for name in names}
         own = {name: tensor for name, tensor in constants.items() if name not in copies}
         before = [_version(tensor) for tensor in own.values()]
@@ -197,139 +164,110 @@ class Evaluator:
         with checkpoints_of(self.model, tensors) as met:
             output = functional_call(self.model, tensors, args, dict(kwargs))
         for (name, tensor), version in zip(own.items(), before, strict=True):
-            require(
-                _version(tensor) == version,
-                "the model",
-                "not write to tensors that are held constant",
-                f"a pass that wrote to {name!r}, which is now changed",
-                "put it back, and have forward write to a clone of it, or make it a buffer of at"
-                f" most {LARGE >> 20} MiB, which passes get copies of",
-            )
+            if _version(tensor) != version:
+                raise ValueError(
+                    "the model must not write to tensors that are held constant, got a pass that"
+                    f" wrote to {name!r}, which is now changed; put it back, and have forward write"
+                    f" to a clone of it, or make it a buffer of at most {LARGE >> 20} MiB, which"
+                    " passes get copies of"
+                )
         if first:
             self._copied = self._still_copied(copies, constants)
         self.checkpoints = self.checkpoints or bool(met)
         return output
 
     def read(self, output: Any) -> Any:
-        """What the loss takes of a model's output: the logits of an object or a dict that holds
-        them, else all of it.
-
-        A callable of the user's gets a plain mapping whole, and a model's own loss is looked for in
-        all of it.
-        """
+        """What the loss takes of a model's output: the logits of an object or a dict, or all."""
         plain = isinstance(output, Mapping) and not hasattr(output, LOGITS)
         if self.model_loss or (type(self.loss) is Custom and plain):
             return output
         return _part_of(output, LOGITS, output)
 
     def _first_copied(self, constants: dict[str, Tensor]) -> frozenset[str]:
-        """What the first pass gets copies of: buffers, small parameters, and embeddings that
-        passes renormalise.
-        """
-        embeddings = [
-            (name, layer)
-            for name, layer in self.model.named_modules()
-            if isinstance(layer, EMBEDDINGS)
-        ]
-        scaled = {
-            f"{name}.weight" if name else "weight"
-            for name, layer in embeddings
-            if layer.max_norm is not None
-        }
-        always = scaled.union(name for name, _ in self.model.named_buffers())
-        return frozenset(
-            name for name, tensor in constants.items() if name in always or not _is_large(tensor)
-        )
+        """What the first pass copies: buffers, small parameters, bounded embeddings."""
+        always = {name for name, _ in self.model.named_buffers()}
+        for name, layer in self.model.named_modules():
+            if isinstance(layer, EMBEDDINGS) and layer.max_norm is not None:
+                always.add(f"{name}.weight" if name else "weight")
+        return frozenset(k for k, v in constants.items() if k in always or not _is_large(v))
 
     def _still_copied(
         self, copies: dict[str, Tensor], constants: dict[str, Tensor]
     ) -> frozenset[str]:
         """What all later passes get copies of, after the first one."""
-        buffers = {name for name, _ in self.model.named_buffers()} - _fixed_statistics(self.model)
+        # the running statistics of torch's own layers in eval mode are only read
+        fixed = {
+            key
+            for name, layer in self.model.named_modules()
+            if isinstance(layer, nn.modules.batchnorm._NormBase) and not layer.training
+            if type(layer).__module__.startswith("torch.nn.")
+            for key, _ in layer.named_buffers(name, recurse=False)
+        }
+        buffers = {name for name, _ in self.model.named_buffers()} - fixed
         small = {name for name in buffers.intersection(copies) if not _is_large(copies[name])}
-        others = copies.keys() - small
         # batch-norm does not raise the version of the statistics it writes, and inference mode has
         # none: values tell
-        return frozenset(small).union(
-            name
-            for name in others
-            if _version(copies[name]) > 0
-            or (
-                (name in buffers or copies[name].is_inference())
-                and not torch.equal(copies[name], constants[name])
-            )
-        )
+        unsure = {name for name in copies if name in buffers or copies[name].is_inference()}
+        changed = {k for k in unsure - small if not torch.equal(copies[k], constants[k])}
+        return frozenset(small | changed | {k for k, v in copies.items() if _version(v) > 0})
 
     def loss_of(self, output: Any, batch: Batch) -> Tensor:
         """The mean loss of a batch whose output is known."""
-        if self.model_loss:
-            found = _part_of(output, LOSS, None)
-            require(
-                isinstance(found, Tensor),
-                'the output of a model with loss="model"',
-                "hold its loss",
-                held_by(output),
-                'give "labels" in each batch, return it as "loss", or name a loss',
-                TypeError,
+        if not self.model_loss:
+            return self.loss.value(restored(output), self.split(batch)[2])
+        found, kept = _part_of(output, LOSS, None), self._kept(batch)
+        if not isinstance(found, Tensor):
+            raise TypeError(
+                'the output of a model with loss="model" must hold its loss, got'
+                f' {describe_output(output)}; give "labels" in each batch, return it as "loss", or'
+                " name a loss"
             )
-            assert isinstance(found, Tensor)
-            kept = self._kept(batch)
-            if kept is None:
-                return found
-            return found * (kept / batch.size if self.by_sequence else (kept > 0)).to(found.dtype)
-        return self.loss.value(restored(output), self.split(batch)[2])
+        if kept is None:
+            return found
+        return found * (kept / batch.size if self.by_sequence else (kept > 0)).to(found.dtype)
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
         return self.loss_of(self.output(parameters, batch), batch)
 
     def recomputes(self, point: Callable[[], tuple[Parameters, Batch]]) -> bool:
-        """Whether the model checkpoints, and its gradient is the same where those parts are run
-        again.
-
-        It is not where a part uses tensors that are neither its arguments nor in the model. Looked
-        at once, at what ``point`` gives.
+        """Whether the model checkpoints, with the same gradient where those parts rerun; tried
+        once.
         """
         if self.checkpoints and self._recomputes is None:
             self._recomputes = self._same_again(*point())
         return bool(self._recomputes)
 
     def _same_again(self, parameters: Parameters, batch: Batch) -> bool:
-        """Whether the gradient of a few samples is the same with what is checkpointed kept and
-        run again.
-        """
+        """Whether a few samples' gradient is the same when checkpointed parts rerun."""
+
+        def gradients(batch: Batch, again: bool) -> tuple[Tensor, ...]:
+            leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+            with torch.enable_grad(), recomputing(again):
+                loss = self(leaves, batch)
+                return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+
         few = take(batch, slice(2))
         try:
-            kept = self._gradients(parameters, few, False)
+            kept = gradients(few, False)
         except (RuntimeError, ValueError, TypeError, IndexError):  # a model for one batch size only
-            few, kept = batch, self._gradients(parameters, batch, False)
+            few, kept = batch, gradients(batch, False)
         try:
-            again = self._gradients(parameters, few, True)
+            again = gradients(few, True)
         except RuntimeError:  # a part that does not run twice
             return False
         pairs = zip(kept, again, strict=True)
         return all(torch.allclose(a, b, 1e-3, 1e-3 * float(a.abs().max())) for a, b in pairs)
 
-    @torch.enable_grad()
-    def _gradients(self, parameters: Parameters, batch: Batch, again: bool) -> tuple[Tensor, ...]:
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
-        with recomputing(again):
-            loss = self(leaves, batch)
-            return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-
     def terms(self, batch: Batch) -> float:
-        """The weight of a batch before normalisation; for a model's own loss, the labels that it
-        counts.
-        """
+        """The weight of a batch before normalisation."""
         if not self.model_loss:
             return self.loss.terms(self.split(batch)[2], batch.size)
         kept = self._kept(batch)
         return float(batch.size if kept is None or self.by_sequence else kept)
 
     def _kept(self, batch: Batch) -> Tensor | None:
-        """How many labels of a batch a model's own loss is the mean over, a tensor (); None
-        where it has none.
-        """
-        labels = token_labels(batch.data) if self.model_loss else None
+        """How many labels a model's own loss averages over, a tensor (), or None."""
+        labels = losses.token_labels(batch.data)
         if labels is None:
             return None
         return (labels[:, 1:] if self.shifts else labels).ne(IGNORE).sum()
@@ -343,7 +281,7 @@ def _part_of(output: Any, name: str, default: Any) -> Any:
     return default if attribute is None else attribute
 
 
-def held_by(output: Any) -> str:
+def describe_output(output: Any) -> str:
     """What an output is, for an error: of a mapping its keys."""
     keys = f" of {', '.join(map(repr, output)) or 'nothing'}" if isinstance(output, Mapping) else ""
     return f"{type(output).__name__}{keys}" if keys else describe(output)
@@ -353,25 +291,8 @@ def _is_large(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.numel() * tensor.element_size() > LARGE
 
 
-def _fixed_statistics(model: nn.Module) -> set[str]:
-    """The running statistics of torch's own layers in eval mode, which only read them."""
-    layers = [
-        (name, layer)
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._NormBase)
-    ]
-    fixed = [
-        pair
-        for pair in layers
-        if not pair[1].training and type(pair[1]).__module__.startswith("torch.nn.")
-    ]
-    return {key for name, layer in fixed for key, _ in layer.named_buffers(name, recurse=False)}
-
-
 def _version(tensor: Tensor) -> int:
-    """How often it was written to in place; tensors of inference mode do not count, and cannot
-    be outside of it.
-    """
+    """How often it was written to in place; inference tensors do not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -393,10 +314,8 @@ class FunctionEvaluator:
         self.function, self.with_data = function, with_data
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
-        values = dict(parameters)
-        return (
-            self.function(values, restored(batch.data)) if self.with_data else self.function(values)
-        )
+        data = (restored(batch.data),) if self.with_data else ()
+        return self.function(dict(parameters), *data)
 
     def terms(self, batch: Batch) -> float:
         """The weight of a batch before normalisation."""
@@ -418,162 +337,115 @@ def check_first_batch(
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     evaluate, loss = _first_loss(evaluate, leaves, batches, dtype)
     require(isinstance(loss, Tensor), "loss", "return a tensor", loss, "", TypeError)
-    require(
-        loss.ndim == 0 or loss.numel() == 1,
-        "loss",
-        "return one number, the mean over the batch",
-        loss,
-        'use reduction="mean"',
-    )
+    single, cure = loss.ndim == 0 or loss.numel() == 1, 'use reduction="mean"'
+    require(single, "loss", "return one number, the mean over the batch", loss, cure)
     grads: tuple[Tensor | None, ...] = (None,)
     if loss.requires_grad:
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     # with a graph, like the first: attention without one is another kernel
-    both = [value.detach().reshape(()) for value in (loss, evaluate(leaves, batch))]
-    wide = reduce(torch.promote_types, (total.dtype for _, total in batches.sums), loss.dtype)
-    each = [value.to(loss.device, wide) for value in (*both, *(total for _, total in batches.sums))]
-    once, again, *totals = torch.stack(each).tolist()  # read at once, for which a GPU is waited for
+    values = [value.detach().reshape(()) for value in (loss, evaluate(leaves, batch))]
+    values += [total for _, total in batches.sums]
+    wide = reduce(torch.promote_types, (value.dtype for value in values[2:]), loss.dtype)
+    each = torch.stack([value.to(loss.device, wide) for value in values])
+    once, again, *totals = each.tolist()  # read at once, for which a GPU is waited for
     if not math.isfinite(once):
         _blame(evaluate, parameters, batch, once)
     with torch.no_grad():
-        suspect = {
-            index
-            for (index, _), total in zip(batches.sums, totals, strict=True)
-            if not math.isfinite(total)
-        }
+        pairs = zip(batches.sums, totals, strict=True)
+        suspect = {index for (index, _), total in pairs if not math.isfinite(total)}
         for later in batches.some(suspect) if suspect else ():
             value = float(evaluate(parameters, later))
             if not math.isfinite(value):  # else the model or the loss masks what is not finite
                 _blame(evaluate, parameters, later, value)
-    require(
-        any(grad is not None for grad in grads),
-        "loss",
-        "depend on the selected parameters",
-        "one whose gradient is None",
-        "do not detach, use no_grad or argmax on the way to it",
-    )
-    require(
-        abs(once - again) <= 64 * torch.finfo(loss.dtype).eps * abs(once),
-        "the model",
-        "give the same loss twice",
-        f"{once:.9g} then {again:.9g}",
-        "switch off dropout or noise that is on in eval mode",
-    )
-    loss_of_output = (
-        evaluate.loss if isinstance(evaluate, Evaluator) and not evaluate.model_loss else None
-    )
-    if type(loss_of_output) not in NAMED.values():  # those are means as they are made
+    if all(grad is None for grad in grads):
+        raise ValueError(
+            "loss must depend on the selected parameters, got one whose gradient is None; do not"
+            " detach, use no_grad or argmax on the way to it"
+        )
+    if not abs(once - again) <= 64 * torch.finfo(loss.dtype).eps * abs(once):
+        raise ValueError(
+            f"the model must give the same loss twice, got {once:.9g} then {again:.9g}; switch off"
+            " dropout or noise that is on in eval mode"
+        )
+    named = isinstance(evaluate, Evaluator) and not evaluate.model_loss
+    kind = type(evaluate.loss) if named and isinstance(evaluate, Evaluator) else None
+    if kind not in losses.NAMED.values():  # those are means as they are made
         with torch.no_grad():
             _require_mean(evaluate, leaves, batch)
     return evaluate
 
 
 def _blame(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch, loss: float) -> None:
-    """Raise for a loss that is not finite, and name what is not finite before it: data,
-    parameters, or neither.
-    """
+    """Raise for a non-finite loss, and name the cause: data, parameters, or neither."""
     place = "the first batch" if not batch.index else f"batch {batch.index}"
     parts = {"the data": batch.data}
     if isinstance(evaluate, Evaluator):
         args, kwargs, target = evaluate.split(batch)
-        parts = {
-            **{f"the input {name!r}": value for name, value in kwargs.items()},
-            "the inputs": args,
-            "the targets": target,
-        }
-    for name, part in parts.items():
-        for leaf in tree_leaves(part):
-            if (
-                isinstance(leaf, Tensor)
-                and leaf.is_floating_point()
-                and not bool(leaf.isfinite().all())
-            ):
-                wrong = leaf.isfinite().logical_not()
-                rows = (
-                    wrong.reshape(len(wrong), -1).any(dim=1).nonzero().flatten()
-                    if wrong.ndim
-                    else wrong.nonzero()
-                )
-                what = "NaN" if bool(leaf.isnan().any()) else "infinity"
-                require(
-                    False,
-                    f"{name} of {place}",
-                    "be finite",
-                    f"{what} in {len(rows)} of {batch.size} samples, first in sample"
-                    f" {int(rows[0])}",
-                    "drop those samples, or fill in what is missing",
-                )
+        parts = {f"the input {name!r}": value for name, value in kwargs.items()}
+        parts |= {"the inputs": args, "the targets": target}
+    for name, leaf in ((name, leaf) for name, part in parts.items() for leaf in tree_leaves(part)):
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            continue
+        wrong = leaf.isfinite().logical_not()
+        rows = wrong.reshape(len(wrong) if wrong.ndim else 1, -1).any(dim=1).nonzero().flatten()
+        if len(rows):
+            what = "NaN" if bool(leaf.isnan().any()) else "infinity"
+            raise ValueError(
+                f"{name} of {place} must be finite, got {what} in {len(rows)} of"
+                f" {batch.size} samples, first in sample {int(rows[0])}; drop those samples, or"
+                " fill in what is missing"
+            )
     for name, tensor in parameters.items():
-        require(
-            bool(tensor.isfinite().all()),
-            f"the parameter {name!r}",
-            "be finite",
-            "NaN or infinity in it",
-            "load a checkpoint from before training diverged",
-        )
-    require(
-        False,
-        f"the loss of {place}",
-        "be finite",
-        repr(loss),
-        "data and parameters are: look for a log or a division of 0 in the model and the loss",
+        cure, finite = "load a checkpoint from before training diverged", tensor.isfinite().all()
+        require(bool(finite), f"the parameter {name!r}", "be finite", "NaN or infinity in it", cure)
+    raise ValueError(
+        f"the loss of {place} must be finite, got {loss!r}; data and parameters are: look for a"
+        " log or a division of 0 in the model and the loss"
     )
 
 
 def _first_loss(
     evaluate: AnyEvaluator, leaves: Parameters, batches: Batches, dtype: torch.dtype
 ) -> tuple[AnyEvaluator, Any]:
-    """The evaluator, settled, and the first batch's loss, with errors that say which call failed
-    and on what.
-    """
+    """The evaluator, settled, and the first batch's loss; errors say which call failed."""
     batch = batches.first()
     if not isinstance(evaluate, Evaluator) or evaluate.model_loss:
         with _explain_errors(evaluate, batch, dtype):
             return evaluate, evaluate(leaves, batch)
     with _explain_errors(evaluate, batch, dtype):
         output = evaluate.output(leaves, batch)
-    target = evaluate.split(batch)[2]
-    loss = evaluate.loss
+    target, loss = evaluate.split(batch)[2], evaluate.loss
     # the library's own losses take tensors
-    if not isinstance(output, Tensor) and not isinstance(loss, Custom | GaussianNLL):
+    if not isinstance(output, Tensor) and not isinstance(loss, Custom | losses.GaussianNLL):
         cure = 'return it as "logits", wrap the model, or pass a callable loss(output, target)'
         expected = f"be a tensor for loss {loss.name!r}"
-        raise TypeError(message("the model's output", expected, held_by(output), cure))
+        raise TypeError(message("the model's output", expected, describe_output(output), cure))
+    expected = f"give (inputs, targets) batches for loss {loss.name!r}"
     if not isinstance(target, Tensor) and not isinstance(loss, Custom):
-        got = "inputs alone" if target is None else held_by(target)
-        expected = f"give (inputs, targets) batches for loss {loss.name!r}"
-        cure = f"use (x, y) tuples, or dicts with the target under {_keys()}"
+        got = "inputs alone" if target is None else describe_output(target)
+        cure = f"use (x, y) tuples, or dicts with the target under {UNDER}"
         raise TypeError(message("data", expected, got, cure))
     try:
         if isinstance(loss, OfClasses):
             # decide once which dimension holds the classes, from the first batch that shows it
             with torch.no_grad():
-                outputs = (
-                    evaluate.output(leaves, each) if i else output for i, each in enumerate(batches)
-                )
+                passes = enumerate(batches)
+                outputs = (evaluate.output(leaves, each) if i else output for i, each in passes)
                 targets = (evaluate.split(each)[2] for each in batches)
-                evaluate = evaluate.with_loss(loss.settled(zip(outputs, targets, strict=True)))
+                evaluate = evaluate.with_loss(loss.settle(zip(outputs, targets, strict=True)))
         evaluate.loss.check(output, target)
     except ValueError as error:
         if not isinstance(batch.data, Tensor):
             raise
-        raise ValueError(
-            f"data must give (inputs, targets) batches for loss {evaluate.loss.name!r}, got inputs"
-            f" alone, {tuple(batch.data.shape)}; pass (x, y). As their own targets, for an"
-            f" autoencoder: {error}"
-        ) from error
+        got = f"inputs alone, {tuple(batch.data.shape)}"
+        cure = f"pass (x, y). As their own targets, for an autoencoder: {error}"
+        raise ValueError(message("data", expected, got, cure)) from error
     with _explain_errors(evaluate, batch, dtype):
         return evaluate, evaluate.loss_of(output, batch)
 
 
-def _keys() -> str:
-    return " or ".join(f'"{key}"' for key in TARGET_KEYS)
-
-
 def _missing_target(evaluate: AnyEvaluator, data: Any) -> str:
-    """What may be wrong with data that name no target; empty where they do, or where a model has
-    its own loss.
-    """
+    """What may be wrong with data that name no target, or ""."""
     if not isinstance(evaluate, Evaluator) or evaluate.model_loss:
         return ""
     if isinstance(data, Tensor) or (isinstance(data, tuple | list) and len(data) == 1):
@@ -581,10 +453,8 @@ def _missing_target(evaluate: AnyEvaluator, data: Any) -> str:
             "; the data are inputs alone, taken for their own targets: pass (x, y) to give others"
         )
     if isinstance(data, Mapping) and not any(key in data for key in TARGET_KEYS):
-        return (
-            f"; the batch holds {', '.join(map(repr, data))} and no target, which goes under"
-            f" {_keys()}"
-        )
+        held = ", ".join(map(repr, data))
+        return f"; the batch holds {held} and no target, which goes under {UNDER}"
     return ""
 
 
@@ -598,20 +468,14 @@ def _explain_errors(evaluate: AnyEvaluator, batch: Batch, dtype: torch.dtype) ->
         given = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in tensors)
         form = "a batch is (*inputs, target) or a dict of keyword arguments; dtype= casts both"
         if isinstance(evaluate, OutputEvaluator):
-            form = (
-                "with loss=, it is called as output_fn(params, *inputs), or with keyword arguments"
-                " from a dict"
-            )
+            form = "with loss=, it is called as output_fn(params, *inputs), or with keyword"
+            form += " arguments from a dict"
         if isinstance(evaluate, FunctionEvaluator):
-            form = (
-                "it is called as loss_fn(params, batch)"
-                if evaluate.with_data
-                else "loss_fn(params)"
-            )
-        untold = _missing_target(evaluate, batch.data)
+            call = "it is called as loss_fn(params, batch)"
+            form = call if evaluate.with_data else "loss_fn(params)"
         error.add_note(
             f"lambdahat: raised at the first batch, {given}, with {dtype} parameters;"
-            f" {form}{untold}"
+            f" {form}{_missing_target(evaluate, batch.data)}"
         )
         raise
 
@@ -627,10 +491,5 @@ def _require_mean(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> N
     except (RuntimeError, ValueError, TypeError, IndexError):
         return  # a model for one batch size only: nothing to compare
     summed = abs(once) > 1e-6 and abs(twice / once - 2.0) < 1e-3
-    require(
-        not summed,
-        "loss",
-        "average over the batch",
-        "a sum: it doubles when the batch does",
-        "divide by the batch size",
-    )
+    got, cure = "a sum: it doubles when the batch does", "divide by the batch size"
+    require(not summed, "loss", "average over the batch", got, cure)

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdahat._core.check import require, require_choice
+from lambdahat._core.check import describe, message, require, require_choice
 from lambdahat.problem.batches import Batch, take
 
 IGNORE = -100
@@ -42,16 +42,12 @@ def token_labels(data: Any) -> Tensor | None:
 
 
 def shift_labels(labels: Tensor, ignored: int = IGNORE) -> Tensor:
-    """What each position of a causal model predicts: the next label (B, T), and nothing
-    (``ignored``) at the last.
-    """
+    """What each position of a causal model predicts: the next label, and none at the last."""
     return torch.cat([labels[:, 1:], labels.new_full(labels[:, :1].shape, ignored)], dim=1)
 
 
 def first_labelled(batches: Iterable[Batch]) -> Batch | None:
-    """The first batch with a label that counts, where labels have several positions (B, T, …);
-    else None.
-    """
+    """The first batch with a label that counts, if labels are (B, T, …); else None."""
     for batch in batches:
         labels = token_labels(batch.data)
         if labels is None or labels.ndim < 2:
@@ -63,14 +59,11 @@ def first_labelled(batches: Iterable[Batch]) -> Batch | None:
 
 @torch.no_grad()
 def shifts_labels(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
-    """Whether a model moves its labels by one before it compares them, as causal language models
-    do.
+    """Whether a model moves its labels by one before it compares them, as causal models do.
 
-    A model that moves its labels never sees the first one, which is written here whatever the data
-    have there. Alone, it leaves the loss at that of no label (NaN, or 0). Any other model shows at
-    least one of several classes: it may be sure of one, with a loss of 0. A NaN may also come from
-    a first position that is padding: then it comes back where the other labels are there too. A
-    model that takes no labels moves none.
+    Such a model never sees the first label. Alone, that leaves the loss at that of no label (NaN or
+    0); any other model shows one of several classes. A NaN from a padded first position comes back
+    where the other labels are there too. A model that takes no labels moves none.
     """
     rows = batch.data[KEY].ne(IGNORE).flatten(1).any(1).nonzero().flatten()[:FEW]
     for some in (take(batch, rows), batch):  # all of it for a model of one batch size
@@ -85,7 +78,10 @@ def shifts_labels(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
 
 def _first_unseen(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
     labels: Tensor = batch.data[KEY]
-    none, classes = torch.full_like(labels, IGNORE), _some_classes(labels)
+    none, known = torch.full_like(labels, IGNORE), labels[labels >= 0]
+    # two classes or more that exist
+    low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
+    classes = sorted({high, low, 0 if high > 0 else 1})
 
     def loss(first: int, others: Tensor) -> float:
         changed = others.clone()
@@ -93,35 +89,18 @@ def _first_unseen(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
         return float(own_loss({**batch.data, KEY: changed}))
 
     nothing = loss(IGNORE, none)
-    if not all(_same(loss(first, none), nothing) for first in classes):
-        return False
-    padding = (
-        math.isnan(nothing)
-        and math.isnan(loss(classes[-1], labels))
-        and not math.isnan(loss(IGNORE, labels))
-    )
-    return not padding
-
-
-def _some_classes(labels: Tensor) -> list[int]:
-    """Two classes or more that exist: the lowest and highest of the labels, and 0, or 1 where
-    there is no other.
-    """
-    known = labels[labels >= 0]
-    low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
-    return sorted({high, low, 0 if high > 0 else 1})
-
-
-def _same(first: float, second: float) -> bool:
-    """Whether two losses are one, but for the order of sums; NaN is itself."""
-    return math.isclose(first, second, rel_tol=1e-4) or (math.isnan(first) and math.isnan(second))
+    for first in classes:
+        seen = loss(first, none)  # the same but for the order of sums; NaN is itself
+        both_nan = math.isnan(seen) and math.isnan(nothing)
+        if not both_nan and not math.isclose(seen, nothing, rel_tol=1e-4):
+            return False
+    padding = math.isnan(nothing) and math.isnan(loss(classes[-1], labels))
+    return not (padding and not math.isnan(loss(IGNORE, labels)))
 
 
 @torch.no_grad()
 def takes_labels(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
-    """Whether a model computes a loss of labels, or would but for an error that is not about its
-    arguments.
-    """
+    """Whether a model computes a loss of labels, or fails for another reason."""
     try:
         return own_loss(take(batch, slice(FEW)).data) is not None
     except TypeError:
@@ -151,22 +130,13 @@ class Loss(ABC):
         """Raise when the output cannot be what this loss takes; called once, at construction."""
 
     def terms(self, target: Any, size: int) -> float:
-        """How many equal terms the mean is over: the weight of a batch in the whole data set's
-        mean.
-        """
+        """How many equal terms the mean is over: the weight of a batch in the data's mean."""
         return float(size)
 
-    def counted_in(self, count: str | None) -> Loss:
-        """The same as a mean over "tokens", all targets that count, or over "sequences", their
-        sum within each.
-        """
-        require(
-            count is None,
-            "count",
-            "be left out for a loss that is not cross-entropy or the model's own",
-            count,
-            'use "cross_entropy", "nll" or "model"',
-        )
+    def with_count(self, count: str | None) -> Loss:
+        """The same as a mean over "tokens", or over "sequences" of their sums."""
+        expected = "be left out for a loss that is not cross-entropy or the model's own"
+        require(count is None, "count", expected, count, 'use "cross_entropy", "nll" or "model"')
         return self
 
     def product(self, output: Any, target: Any) -> Callable[[Tensor], Tensor] | None:
@@ -182,16 +152,12 @@ class Loss(ABC):
         return None
 
     def each_factor(self, output: Any, target: Any) -> tuple[int, Iterator[Tensor]] | None:
-        """K and the factors s_k (B, …) one by one, where a closed form exists; also where all at
-        once would be many.
-        """
+        """K and the factors s_k (B, …) one by one, where a closed form exists."""
         factors = self.factors(output, target)
         return None if factors is None else (len(factors), iter(factors))
 
     def fisher(self, output: Any, target: Any) -> list[Tensor] | None:
-        """The Fisher at the output where that is diagonal and not M: its diagonal, of the shape
-        of each tensor.
-        """
+        """The diagonal of the Fisher at the output, where that is diagonal and not M."""
         return None
 
     def random_factor(self, output: Tensor, target: Any, generator: torch.Generator) -> Tensor:
@@ -206,19 +172,16 @@ class Loss(ABC):
 
 
 class OfClasses(Loss):
-    """A loss of logits whose classes are dimension 1, as in torch, or the last where only that fits
-    the targets.
+    """A loss of logits with classes in dimension 1, as in torch, or last where only that fits.
 
-    ``settled`` decides which for a whole data set. ``torch_order``: where both fit, dimension 1.
+    ``settle`` decides for a whole data set; ``torch_order`` takes dimension 1 where both fit.
     """
 
     torch_order = True
     classes: int | None = None  # the dimension, 1 or −1, once it is decided
 
-    def settled(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
-        """The same with the dimension of the classes decided by the first (output, target) that
-        leaves one choice.
-        """
+    def settle(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
+        """The same with the dimension of the classes decided by the first clear pair."""
         if self.classes is not None:
             return self
         other, shape = copy.copy(self), torch.Size()
@@ -227,31 +190,26 @@ class OfClasses(Loss):
             if len(fitting) == 1:
                 other.classes = fitting[0]
                 return other
-        require(
-            self.torch_order,
-            "the model's output",
-            "show which dimension holds the classes",
-            f"logits {tuple(shape)}, where dimension 1 and the last both fit the targets",
-            "move the classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which"
-            " takes them there, or flatten to logits (batch, classes)",
-        )
+        if not self.torch_order:
+            raise ValueError(
+                "the model's output must show which dimension holds the classes, got logits"
+                f" {tuple(shape)}, where dimension 1 and the last both fit the targets; move the"
+                " classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which"
+                " takes them there, or flatten to logits (batch, classes)"
+            )
         other.classes = 1
         return other
 
     def _classes_first(self, output: Tensor, target: Tensor) -> Tensor:
-        require(
-            isinstance(output, Tensor) and output.ndim >= 2,
-            "the model's output",
-            "be logits (batch, classes) for cross_entropy",
-            output,
-        )
+        if not isinstance(output, Tensor) or output.ndim < 2:
+            expected = "be logits (batch, classes) for cross_entropy"
+            raise ValueError(message("the model's output", expected, output))
         fitting = self._fitting(output, target)
-        require(
-            self.classes is None or self.classes in fitting,
-            "logits",
-            "hold the classes in the same dimension in every batch",
-            f"{tuple(output.shape)} for targets {tuple(target.shape)}",
-        )
+        if self.classes is not None and self.classes not in fitting:
+            raise ValueError(
+                "logits must hold the classes in the same dimension in every batch, got"
+                f" {tuple(output.shape)} for targets {tuple(target.shape)}"
+            )
         return output if (self.classes or fitting[0]) == 1 else output.movedim(-1, 1)
 
     def _fitting(self, output: Tensor, target: Tensor) -> tuple[int, ...]:
@@ -259,24 +217,20 @@ class OfClasses(Loss):
         shape, first = tuple(target.shape), (output.shape[0], *output.shape[2:])
         if target.is_floating_point() or (output.ndim == 2 and shape == first):
             return (1,)
-        fitting = tuple(
-            dim for dim, fits in ((1, first), (-1, tuple(output.shape[:-1]))) if shape == fits
-        )
-        require(
-            bool(fitting), "targets", f"have shape {first} for logits {tuple(output.shape)}", target
-        )
+        fits = ((1, first), (-1, tuple(output.shape[:-1])))
+        fitting = tuple(dim for dim, fit in fits if shape == fit)
+        expected = f"have shape {first} for logits {tuple(output.shape)}"
+        require(bool(fitting), "targets", expected, target)
         return fitting
 
 
 class CrossEntropy(OfClasses):
-    """Softmax cross-entropy −Σ_c q_c log p_c with p = softmax(z): M = m·(diag(p) − ppᵀ), m = Σ_c
-    q_c.
+    """Softmax cross-entropy −Σ_c q_c log p_c: M = m·(diag(p) − ppᵀ), m = Σ_c q_c.
 
-    For a class y, q = (1 − ε) w_y e_y + (ε/C) w with class weights w (all 1 by default) and label
-    smoothing ε, and the mean is Σ over the targets that are not ``ignored``, divided by Σ w_y, as
-    in torch. Probabilities as targets are smoothed and weighted likewise and averaged over all
-    positions. ``by_sequence``: the mean over samples of the sum over each one's positions. Logits
-    in half precision are taken to float32.
+    For a class y, q = (1 − ε) w_y e_y + (ε/C) w with class weights w and label smoothing ε; the
+    mean is divided by Σ w_y over the targets that are not ``ignored``, as in torch. Probabilities
+    are smoothed and weighted likewise and averaged over all positions. ``by_sequence``: the mean
+    over samples of their sums. Half-precision logits are taken to float32.
     """
 
     name, convex, likelihood, predictive = "cross_entropy", True, True, True
@@ -289,21 +243,12 @@ class CrossEntropy(OfClasses):
         smoothing: float = 0.0,
     ) -> None:
         self.torch_order, self.by_sequence = torch_order, False
-        self.weight, self.ignored, self.smoothing = (
-            None if weight is None else weight.detach(),
-            ignored,
-            smoothing,
-        )
+        self.weight = None if weight is None else weight.detach()
+        self.ignored, self.smoothing = ignored, smoothing
 
-    def counted_in(self, count: str | None) -> CrossEntropy:
-        unweighted = count is None or self.weight is None
-        require(
-            unweighted,
-            "count",
-            "be left out for a loss with class weights",
-            count,
-            "n·L is no log-likelihood then",
-        )
+    def with_count(self, count: str | None) -> CrossEntropy:
+        unweighted, cure = count is None or self.weight is None, "n·L is no log-likelihood then"
+        require(unweighted, "count", "be left out for a loss with class weights", count, cure)
         other = copy.copy(self)
         other.by_sequence = count == "sequences"
         return other
@@ -311,26 +256,16 @@ class CrossEntropy(OfClasses):
     def value(self, output: Tensor, target: Tensor) -> Tensor:
         logits = self._classes_first(output, target)
         weight = None if self.weight is None else self.weight.to(_wide(output))
+        entropy = partial(F.cross_entropy, weight=weight, label_smoothing=self.smoothing)
         if target.is_floating_point():
-            positions = logits[0, 0].numel() if self.by_sequence else 1
-            wide = _wide(logits)
-            return (
-                F.cross_entropy(wide, target.to(wide), weight, label_smoothing=self.smoothing)
-                * positions
-            )
+            positions, wide = logits[0, 0].numel() if self.by_sequence else 1, _wide(logits)
+            return entropy(wide, target.to(wide)) * positions
         target = target.long()
         counted = len(target) if self.by_sequence else self._divisor(target, target != self.ignored)
         # the classes come last: along rows torch is faster than along strides
         if logits is not output:
             logits, target = output.flatten(0, -2), target.flatten()
-        total = F.cross_entropy(
-            _wide(logits),
-            target,
-            weight,
-            ignore_index=self.ignored,
-            reduction="sum",
-            label_smoothing=self.smoothing,
-        )
+        total = entropy(_wide(logits), target, ignore_index=self.ignored, reduction="sum")
         if isinstance(counted, Tensor) and counted.is_floating_point():
             # two numbers without dimensions would be divided in the wider dtype
             counted = counted.to(total.dtype)
@@ -342,53 +277,40 @@ class CrossEntropy(OfClasses):
         fits = self.weight is None or self.weight.shape == (classes,)
         require(fits, "weight", f"hold one number for each of the {classes} classes", self.weight)
         if target.is_floating_point():
-            fits = target.shape == logits.shape
-            require(
-                fits,
-                "targets",
-                f"be class indices (int64) or probabilities of shape {tuple(logits.shape)}",
-                f"{target.dtype} of shape {tuple(target.shape)}",
-                "for class indices call .long()",
-            )
-            require(
-                self.ignored < 0,
-                "ignore_index",
-                "be left out for targets that are probabilities",
-                self.ignored,
-            )
+            if target.shape != logits.shape:
+                raise ValueError(
+                    "targets must be class indices (int64) or probabilities of shape"
+                    f" {tuple(logits.shape)}, got {target.dtype} of shape {tuple(target.shape)};"
+                    " for class indices call .long()"
+                )
+            absent, expected = self.ignored < 0, "be left out for targets that are probabilities"
+            require(absent, "ignore_index", expected, self.ignored)
             return
-        whole = target.dtype in (torch.int64, torch.uint8)
-        require(
-            whole, "targets", "be class indices of dtype int64", str(target.dtype), "call .long()"
-        )
+        whole, kind = target.dtype in (torch.int64, torch.uint8), str(target.dtype)
+        require(whole, "targets", "be class indices of dtype int64", kind, "call .long()")
         low, high = _range(target)
         if low < 0 or high >= classes:
             kept = target.long()
             least, most = _range(kept.masked_fill(kept == self.ignored, 0))
-            require(
-                least >= 0 and most < classes,
-                "targets",
-                f"lie in [0, {classes - 1}] for {classes} classes",
-                f"values in [{low}, {high}]",
-                f"number classes from 0, and mark targets to leave out with {self.ignored}",
-            )
+            if least < 0 or most >= classes:
+                raise ValueError(
+                    f"targets must lie in [0, {classes - 1}] for {classes} classes, got values in"
+                    f" [{low}, {high}]; number classes from 0, and mark targets to leave out with"
+                    f" {self.ignored}"
+                )
 
     def terms(self, target: Tensor, size: int) -> float:
         each = self.by_sequence or target.is_floating_point()
-        return float(size) if each else float(self._mass(target.long()))
+        return float(size) if each else float(self._weights(target.long()).sum())
 
     def terms_by_sample(self, target: Tensor) -> Tensor:
-        """What each sample weighs in the mean, (B,): how many of its targets count, or their
-        weights.
-        """
+        """The weight of each sample in the mean, (B,)."""
         if self.by_sequence or target.is_floating_point():
             return torch.ones(len(target), device=target.device)
         return self._weights(target.long()).reshape(len(target), -1).sum(dim=1)
 
     def product(self, output: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
-        """Keeps one tensor of the size of the output: with a vocabulary of 50,000 each is most
-        of the memory.
-        """
+        """Keeps one tensor of the output's size, for the sake of large vocabularies."""
         logits = self._classes_first(output, target)
         classes = 1 if logits is output else -1
         p = _wide(output).softmax(dim=classes)
@@ -397,9 +319,8 @@ class CrossEntropy(OfClasses):
 
         def multiply(u: Tensor) -> Tensor:
             wide = u.to(p.dtype)
-            return (
-                (wide - (p * wide).sum(dim=classes, keepdim=True)).mul_(p).mul_(scale).to(u.dtype)
-            )
+            centred = wide - (p * wide).sum(dim=classes, keepdim=True)
+            return centred.mul_(p).mul_(scale).to(u.dtype)
 
         return multiply
 
@@ -412,9 +333,7 @@ class CrossEntropy(OfClasses):
         return logits.shape[1] - 1 if logits.ndim == 2 else None
 
     def each_factor(self, output: Tensor, target: Tensor) -> tuple[int, Iterator[Tensor]]:
-        """Those of one position after the other: a factor of a sequence or an image is 0 at all
-        other positions.
-        """
+        """Position after position: a factor is 0 at all other positions."""
         logits = self._classes_first(output, target)
         if logits.ndim == 2:
             return logits.shape[1] - 1, iter(self._rows(logits, target))
@@ -432,8 +351,8 @@ class CrossEntropy(OfClasses):
         return positions * (flat.shape[1] - 1), each()
 
     def _rows(self, logits: Tensor, target: Tensor | None, scale: Tensor | None = None) -> Tensor:
-        """C − 1 factors s_k = √(m·p_k)·(e_k − w), k > 0, with w = (p + √p₀·e₀)/(1 + √p₀), of logits
-        (B, C).
+        """C − 1 factors s_k = √(m·p_k)·(e_k − w), k > 0, w = (p + √p₀·e₀)/(1 + √p₀), of logits (B,
+        C).
 
         diag(√p) − p√pᵀ, whose square is diag(p) − ppᵀ, sends √p to 0: a reflection of √p onto e₀
         empties its first column, and these are the others.
@@ -451,20 +370,15 @@ class CrossEntropy(OfClasses):
     def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
         logits = self._classes_first(output, target)
         p = logits.softmax(dim=1)
-        flat = p.movedim(1, -1).reshape(-1, p.shape[1]).double().cpu()
-        drawn = (
-            torch.multinomial(flat, 1, generator=generator)
-            .to(p.device)
-            .reshape(p.movedim(1, -1).shape[:-1])
-        )
-        hot = F.one_hot(drawn, p.shape[1]).movedim(-1, 1).to(p.dtype)
+        last = p.movedim(1, -1)
+        flat = last.reshape(-1, p.shape[1]).double().cpu()
+        draw = torch.multinomial(flat, 1, generator=generator).to(p.device).reshape(last.shape[:-1])
+        hot = F.one_hot(draw, p.shape[1]).movedim(-1, 1).to(p.dtype)
         residual = (p - hot) * self._scale(logits, target)
         return residual if logits is output else residual.movedim(1, -1)
 
     def _scale(self, logits: Tensor, target: Tensor) -> Tensor:
-        """√(m·B/terms) at each position, without B/terms by sequence; shaped to multiply logits
-        (B, C, …).
-        """
+        """√(m·B/terms) at each position, without B/terms by sequence, to multiply logits."""
         spread = [1, -1] + [1] * (logits.ndim - 2)
         weight = None if self.weight is None else self.weight.to(logits.device, torch.float64)
         # Σ_c w_c/C, the mass that smoothing spreads
@@ -487,17 +401,11 @@ class CrossEntropy(OfClasses):
         )
 
     def _divisor(self, target: Tensor, counts: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Σ w_y, and 1 where no target counts, for a mean of 0 and not NaN; a number would wait
-        for the GPU.
-        """
+        """Σ w_y, or 1 where no target counts; a tensor, to avoid a GPU synchronisation."""
         if self.weight is None:
             return counts.sum(dtype=dtype).clamp(min=1)
-        mass = self._mass(target)
+        mass = self._weights(target).sum()
         return torch.where(mass > 0, mass, 1.0)
-
-    def _mass(self, target: Tensor) -> Tensor:
-        """Σ w_y over the targets that count, a tensor ()."""
-        return self._weights(target).sum()
 
     def _weights(self, target: Tensor) -> Tensor:
         """w_y of each target that counts, and 0 of the others."""
@@ -523,38 +431,34 @@ class _Elementwise(Loss):
     convex, likelihood, predictive = True, True, True
 
     def check(self, output: Any, target: Any) -> None:
-        same = (
-            isinstance(output, Tensor)
-            and isinstance(target, Tensor)
-            and output.shape == target.shape
-        )
-        require(
-            same,
-            "targets",
-            "have the shape of the model's output (torch would broadcast them)",
-            f"targets {tuple(getattr(target, 'shape', ()))} for outputs"
-            f" {tuple(getattr(output, 'shape', ()))}",
-            "reshape the targets",
-        )
+        shapes = [tuple(getattr(part, "shape", ())) for part in (target, output)]
+        tensors = isinstance(output, Tensor) and isinstance(target, Tensor)
+        if not tensors or shapes[0] != shapes[1]:
+            raise ValueError(
+                "targets must have the shape of the model's output (torch would broadcast them),"
+                f" got targets {shapes[0]} for outputs {shapes[1]}; reshape the targets"
+            )
 
     @abstractmethod
     def curvature(self, output: Tensor, target: Tensor) -> Tensor:
         """Second derivative of one element's term at each output."""
 
+    def _weights(self, output: Tensor, target: Tensor) -> Tensor:
+        """The diagonal of M."""
+        return self.curvature(output, target) / output[0].numel()
+
     def product(self, output: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
-        weights = self.curvature(output, target) / output[0].numel()
+        weights = self._weights(output, target)
         return lambda u: weights * u
 
     def factors(self, output: Tensor, target: Tensor) -> Tensor | None:
-        return diagonal_factors(self.curvature(output, target) / output[0].numel())
+        return diagonal_factors(self._weights(output, target))
 
     def factor_count(self, output: Tensor, target: Tensor) -> int | None:
         return output[0].numel()
 
     def each_factor(self, output: Tensor, target: Tensor) -> tuple[int, Iterator[Tensor]]:
-        return output[0].numel(), each_diagonal_factor(
-            self.curvature(output, target) / output[0].numel()
-        )
+        return output[0].numel(), each_diagonal_factor(self._weights(output, target))
 
 
 def diagonal_factors(weights: Tensor) -> Tensor:
@@ -591,37 +495,33 @@ class MeanSquare(_Elementwise):
 
 
 class BinaryCrossEntropy(_Elementwise):
-    """Mean over all elements of the binary cross-entropy of logits: M = diag(m·p(1 − p))/D, p =
-    σ(z).
+    """Mean binary cross-entropy of logits over all elements: M = diag(m·p(1 − p))/D, p = σ(z).
 
-    m = w·(v·y + 1 − y), with v the ``pos_weight`` of targets y and w the ``weight``, both 1 by
-    default.
+    m = w·(v·y + 1 − y), with v the ``pos_weight`` of targets y and w the ``weight``.
     """
 
     name = "bce_with_logits"
 
     def __init__(self, weight: Tensor | None = None, pos_weight: Tensor | None = None) -> None:
-        self.weight, self.pos_weight = (
-            None if w is None else w.detach() for w in (weight, pos_weight)
-        )
+        weights = (None if w is None else w.detach() for w in (weight, pos_weight))
+        self.weight, self.pos_weight = weights
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
-        weights = [None if w is None else w.to(output) for w in (self.weight, self.pos_weight)]
-        return F.binary_cross_entropy_with_logits(
-            output, target.to(output.dtype), weights[0], pos_weight=weights[1]
-        )
+        pair, target = (self.weight, self.pos_weight), target.to(output.dtype)
+        own, positive = (None if w is None else w.to(output) for w in pair)
+        return F.binary_cross_entropy_with_logits(output, target, own, pos_weight=positive)
 
     def check(self, output: Any, target: Any) -> None:
         super().check(output, target)
+        cure = "a weight for each sample would be another one in every batch"
+        expected = f"broadcast to the outputs {tuple(output.shape[1:])} of one sample"
         for name, weight in (("weight", self.weight), ("pos_weight", self.pos_weight)):
-            fits = weight is None or _broadcasts(weight, output)
-            require(
-                fits,
-                name,
-                f"broadcast to the outputs {tuple(output.shape[1:])} of one sample",
-                weight,
-                "a weight for each sample would be another one in every batch",
-            )
+            if weight is not None:
+                # one for the elements of a sample, the same for every sample
+                own = (1,) * (output.ndim - weight.ndim) + tuple(weight.shape)
+                sizes = zip(own, (1, *output.shape[1:]), strict=False)
+                fits = len(own) == output.ndim and all(have in (1, want) for have, want in sizes)
+                require(fits, name, expected, weight, cure)
 
     def curvature(self, output: Tensor, target: Tensor) -> Tensor:
         p = output.sigmoid()
@@ -641,21 +541,12 @@ class BinaryCrossEntropy(_Elementwise):
         return mass if self.weight is None else mass * self.weight.to(target)
 
 
-def _broadcasts(weight: Tensor, output: Tensor) -> bool:
-    """Whether a weight is one for the elements of a sample, the same for every sample."""
-    own = (1,) * (output.ndim - weight.ndim) + tuple(weight.shape)
-    return len(own) == output.ndim and all(
-        have in (1, want) for have, want in zip(own, (1, *output.shape[1:]), strict=True)
-    )
-
-
 class GaussianNLL(Loss):
     """Gaussian negative log-likelihood of a model that gives mean and variance.
 
-    The output is a pair (mean, variance), as for torch, or one tensor whose last dimension holds
-    means and then log-variances. Not convex in the output, so that M, its Hessian there, is not the
-    Fisher: that is diagonal, 1/v for a mean, 1/(2v²) for a variance and 1/2 for a log-variance,
-    divided by the number D of targets of a sample.
+    The output is (mean, variance), or one tensor of means and log-variances along the last
+    dimension. M is not the Fisher, which is diagonal: 1/v for a mean, 1/(2v²) for a variance and
+    1/2 for a log-variance, divided by the number D of targets of a sample.
     """
 
     name, predictive = "gaussian_nll", True
@@ -669,14 +560,12 @@ class GaussianNLL(Loss):
 
     def check(self, output: Any, target: Any) -> None:
         mean, variance = self._mean_and_variance(output)
-        require(
-            mean.shape == target.shape == variance.shape,
-            "targets",
-            f"have the shape of the means {tuple(mean.shape)} and variances"
-            f" {tuple(variance.shape)}",
-            target,
-            "reshape the targets: torch would broadcast them",
-        )
+        if not mean.shape == target.shape == variance.shape:
+            raise ValueError(
+                f"targets must have the shape of the means {tuple(mean.shape)} and variances"
+                f" {tuple(variance.shape)}, got {describe(target)}; reshape the targets: torch"
+                " would broadcast them"
+            )
 
     def fisher(self, output: Any, target: Any) -> list[Tensor]:
         mean, variance = self._mean_and_variance(output)
@@ -692,38 +581,28 @@ class GaussianNLL(Loss):
         used, root = variance.clamp(min=self.eps), math.sqrt(mean[0].numel())
         noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64).to(mean)
         means, spread = -noise / used.sqrt() / root, (1 - noise.square()) / (2 * used) / root
-        return (
-            [torch.cat([means, spread * variance], dim=-1)]
-            if isinstance(output, Tensor)
-            else [means, spread]
-        )
+        if isinstance(output, Tensor):
+            return [torch.cat([means, spread * variance], dim=-1)]
+        return [means, spread]
 
     def _mean_and_variance(self, output: Any) -> tuple[Tensor, Tensor]:
+        name = "the model's output"
         if isinstance(output, Tensor):
-            require(
-                output.ndim > 0 and output.shape[-1] % 2 == 0,
-                "the model's output",
-                "be (mean, variance), or means and log-variances in an even last dimension",
-                output,
-            )
+            even = output.ndim > 0 and output.shape[-1] % 2 == 0
+            expected = "be (mean, variance), or means and log-variances in an even last dimension"
+            require(even, name, expected, output)
             mean, log_variance = output.chunk(2, dim=-1)
             return mean, log_variance.exp()
         pair = isinstance(output, tuple | list) and len(output) == 2
-        require(
-            pair,
-            "the model's output",
-            "be (mean, variance) for gaussian_nll",
-            output,
-            "return the two as a tuple",
-        )
+        expected, cure = "be (mean, variance) for gaussian_nll", "return the two as a tuple"
+        require(pair, name, expected, output, cure)
         return output[0], output[1]
 
 
 class NegativeLogLikelihood(CrossEntropy):
     """NLL of a model that ends in log-softmax, taken as cross-entropy at the logits.
 
-    log-softmax leaves log-probabilities as they are, so the loss is the same; and the Gauss–Newton
-    matrix is that of the logits below, where the NLL's own, being linear, is 0.
+    The loss is the same, and the Gauss–Newton matrix is that of the logits: the NLL's own is 0.
     """
 
     name = "nll"
@@ -732,13 +611,8 @@ class NegativeLogLikelihood(CrossEntropy):
         super().check(output, target)
         logits = self._classes_first(output, target)
         off = float(logits.detach().logsumexp(dim=1).abs().max())
-        require(
-            off < 1e-2,
-            "the model's output",
-            "be log-probabilities for nll",
-            f"log Σ exp = {off:.3g} away from 0",
-            "use cross_entropy for logits",
-        )
+        got, cure = f"log Σ exp = {off:.3g} away from 0", "use cross_entropy for logits"
+        require(off < 1e-2, "the model's output", "be log-probabilities for nll", got, cure)
 
 
 class Custom(Loss):
@@ -766,23 +640,15 @@ _FUNCTIONS: dict[Any, type[nn.Module]] = {
 
 
 def make_loss(loss: Any) -> Loss:
-    """A loss from its name, a torch loss module or function, or a callable; sums are refused by
-    name.
-    """
+    """A loss from its name, a torch loss module or function, or a callable."""
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
         return NAMED[require_choice(loss, "loss", tuple(NAMED))]()
     known = f"be one of {', '.join(NAMED)}, a module or a callable"
     if isinstance(loss, type):
-        require(
-            False,
-            "loss",
-            known,
-            f"the class {loss.__name__}",
-            f"make an instance: {loss.__name__}()",
-            TypeError,
-        )
+        name = loss.__name__
+        raise TypeError(message("loss", known, f"the class {name}", f"make an instance: {name}()"))
     require(callable(loss), "loss", known, loss, "", TypeError)
     for function, module in _FUNCTIONS.items():
         if loss is function:  # a callable need not be hashable
@@ -790,26 +656,20 @@ def make_loss(loss: Any) -> Loss:
         if isinstance(loss, partial) and loss.func is function and not loss.args:
             return make_loss(module(**loss.keywords))
     reduction = getattr(loss, "reduction", "mean")
-    require(
-        reduction in ("mean", "batchmean"),
-        "loss",
-        "average over the batch",
-        f"reduction={reduction!r}",
-        'use reduction="mean": every quantity here is of the mean loss',
-    )
-    if _is_torch(loss, nn.CrossEntropyLoss):
-        return CrossEntropy(True, loss.weight, loss.ignore_index, loss.label_smoothing)
-    if _is_torch(loss, nn.NLLLoss):
-        return NegativeLogLikelihood(True, loss.weight, loss.ignore_index)
-    if _is_torch(loss, nn.MSELoss):
-        return MeanSquare()
-    if _is_torch(loss, nn.GaussianNLLLoss):
-        return GaussianNLL(loss.full, loss.eps)
-    if _is_torch(loss, nn.BCEWithLogitsLoss):
-        return BinaryCrossEntropy(loss.weight, loss.pos_weight)
+    if reduction not in ("mean", "batchmean"):
+        cure = 'use reduction="mean": every quantity here is of the mean loss'
+        raise ValueError(message("loss", "average over the batch", f"{reduction=}", cure))
+    # torch's own module, or one of a class that inherits what it computes
+    kinds = (kind for kind in _FUNCTIONS.values() if isinstance(loss, kind))
+    match next((kind for kind in kinds if type(loss).forward is kind.forward), None):
+        case nn.CrossEntropyLoss:
+            return CrossEntropy(True, loss.weight, loss.ignore_index, loss.label_smoothing)
+        case nn.NLLLoss:
+            return NegativeLogLikelihood(True, loss.weight, loss.ignore_index)
+        case nn.MSELoss:
+            return MeanSquare()
+        case nn.GaussianNLLLoss:
+            return GaussianNLL(loss.full, loss.eps)
+        case nn.BCEWithLogitsLoss:
+            return BinaryCrossEntropy(loss.weight, loss.pos_weight)
     return Custom(loss)
-
-
-def _is_torch(loss: Any, module: type[nn.Module]) -> bool:
-    """Whether a loss is torch's own module, or of a class that inherits what it computes."""
-    return isinstance(loss, module) and type(loss).forward is module.forward

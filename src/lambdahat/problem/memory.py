@@ -20,7 +20,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lambdahat._core.check import require
 from lambdahat.problem.batches import Batch, Batches, take
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.distributed import splits
@@ -32,12 +31,10 @@ _threshold = 1 << 25  # what glibc raises it to by itself, at most
 
 
 def give_back_blocks(memory: int) -> None:
-    """Have the C library return blocks of a 256th of a budget to the system as soon as they are
-    freed.
+    """Have the C library return freed blocks of a 256th of a budget to the system.
 
-    glibc otherwise keeps freed blocks of up to 32 MiB for later. Vectors of many sizes then leave
-    holes that no other fits, and a process takes several times what is in use. This holds for the
-    whole process, and costs some time.
+    glibc keeps freed blocks of up to 32 MiB, and vectors of many sizes leave holes between them.
+    This holds for the whole process, and costs some time.
     """
     global _threshold
     wanted = max(memory // 256, 1 << 17)
@@ -48,9 +45,7 @@ def give_back_blocks(memory: int) -> None:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors made inside it that live at the same time: ``peak``, at
-    most.
-    """
+    """Counts the bytes of tensors made inside that live at the same time: ``peak``."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -98,9 +93,7 @@ class LiveBytes(TorchDispatchMode):
 def pass_bytes(
     loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, batch: Batch
 ) -> int:
-    """The bytes that a Hessian–vector product of a batch takes at most, by reverse mode twice;
-    where the model cannot be differentiated twice, a gradient.
-    """
+    """Peak bytes of a batch's Hessian–vector product, or gradient if only that exists."""
     parameters = list(leaves.values())
     with LiveBytes() as seen, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         grads = torch.autograd.grad(
@@ -116,9 +109,7 @@ def pass_bytes(
 def recomputed_bytes(
     loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, batch: Batch
 ) -> int:
-    """The same by dual numbers through a gradient that runs the model's checkpointed parts
-    again.
-    """
+    """The same by dual numbers through a gradient that reruns checkpointed parts."""
     with (
         LiveBytes() as seen,
         torch.enable_grad(),
@@ -149,51 +140,40 @@ def _product_bytes(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> 
 def cut_to_fit(
     batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, parameters: Parameters
 ) -> Batches:
-    """The batches, cut where a pass over one would take more than a quarter of ``memory`` and
-    the loss allows it.
-    """
+    """The batches, cut where a pass would exceed a quarter of ``memory`` and the loss allows it."""
     if batches.device.type == "cpu":
         give_back_blocks(memory)
     allowed, largest = PASS * memory, max(batches.sizes)
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     first = next(batch for batch in batches if batch.size == largest)
-    few = [take(first, torch.arange(min(n, largest), device=batches.device)) for n in (1, 2)]
-    if not splits(evaluate, norm, parameters, few[1]):
-        needed = _product_bytes(evaluate, leaves, first)
-        require(
-            needed <= allowed,
-            "memory",
-            f"be at least {needed / PASS:,.0f} bytes, of which a pass over a batch of {largest} may"
-            " take a quarter",
-            f"{memory:,}",
-            "give smaller batches",
+
+    def rows_of_first(rows: int) -> Batch:
+        return take(first, torch.arange(min(rows, largest), device=batches.device))
+
+    whole = not splits(evaluate, norm, parameters, rows_of_first(2))
+    needed = _product_bytes(evaluate, leaves, first if whole else rows_of_first(1))
+    if needed > allowed:
+        of = f"a batch of {largest}" if whole else "one sample"
+        cure = "give smaller batches" if whole else "raise it, or choose fewer parameters"
+        raise ValueError(
+            f"memory must be at least {needed / PASS:,.0f} bytes, of which a pass over {of} may"
+            f" take a quarter, got {memory:,}; {cure}"
         )
+    if whole:
         return batches
-    one = _product_bytes(evaluate, leaves, few[0])
-    require(
-        one <= allowed,
-        "memory",
-        f"be at least {one / PASS:,.0f} bytes, of which a pass over one sample may take a quarter",
-        f"{memory:,}",
-        "raise it, or choose fewer parameters",
-    )
 
     def product_bytes(rows: int) -> float:
-        return _product_bytes(
-            evaluate, leaves, take(first, torch.arange(rows, device=batches.device))
-        )
+        return _product_bytes(evaluate, leaves, rows_of_first(rows))
 
-    rows = rows_within(product_bytes, largest, allowed, one)
+    rows = rows_within(product_bytes, largest, allowed, needed)
     return batches if rows >= largest else batches.cut(rows)
 
 
 def rows_within(bytes_of: Callable[[int], float], most: int, allowed: float, one: float) -> int:
-    """The most rows, up to ``most``, that take no more than ``allowed`` bytes, of which one row
-    takes ``one``.
+    """The most rows, up to ``most``, that take no more than ``allowed`` bytes; one takes ``one``.
 
-    What a pass takes at most is convex in its rows, the largest of many lines: few rows hardly show
-    beside what parameters take. So a line through two points is too low beyond them, and never too
-    low between them. Rows are doubled while that line fits, and measured each time.
+    What a pass takes is convex in its rows, so a line through two points is too low beyond them and
+    never between. Rows are doubled while that line fits, and measured each time.
     """
     rows, size, slope = 1, one, 0.0
     while rows < most:

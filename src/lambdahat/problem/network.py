@@ -34,36 +34,28 @@ KERNEL = "WeightNormInterfaceBackward"
 def true_derivatives(model: nn.Module) -> None:
     """Have the layers of a private copy give the derivatives of the loss.
 
-    Those with weight norm as above. Embeddings may scale their gradient by the frequency of a
-    token, which is then the gradient of no function, and may give it as a sparse tensor; with
-    ``max_norm`` they write to their weight in the forward pass, and are differentiated as if they
-    had not. The row of ``padding_idx`` is a constant, which torch forgets in forward mode. Bags of
-    equal length go by plain operations, for their kernel can be differentiated but once. Layers
-    with a forward of their own are left as they are.
+    Weight norm as above. Embeddings: no scaling by frequency, no sparse gradients, ``max_norm`` as
+    a function of the weight, a constant row at ``padding_idx`` in forward mode too; bags of equal
+    length by plain operations. Layers with a forward of their own are left as they are.
     """
-    for holder, name, stand_in in _normed(model):
+    for holder, name, stand_in in _weight_norms(model):
         setattr(holder, name, stand_in)
-    held = Counter(
-        id(parameter) for layer in model.modules() for parameter in layer._parameters.values()
-    )
+    weights = [weight for layer in model.modules() for weight in layer._parameters.values()]
+    held = Counter(map(id, weights))
     for layer in model.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = layer.scale_grad_by_freq = False
             bounded = layer.max_norm is not None
-            require(
-                not (bounded and held[id(layer.weight)] > 1),
-                "an embedding with max_norm",
-                "have a weight of its own",
-                "one that another layer reads after it was shortened",
-                "leave out max_norm, or give the other layer a weight of its own",
-            )
-            if isinstance(layer, nn.EmbeddingBag):
-                if _has_forward_of(layer, nn.EmbeddingBag):
-                    layer.forward = partial(_bags, layer)  # type: ignore[method-assign]
-            elif (bounded or layer.padding_idx is not None) and _has_forward_of(
-                layer, nn.Embedding
-            ):
-                layer.forward = partial(_rows, layer)  # type: ignore[method-assign]
+            if bounded and held[id(layer.weight)] > 1:
+                raise ValueError(
+                    "an embedding with max_norm must have a weight of its own, got one that"
+                    " another layer reads after it was shortened; leave out max_norm, or give the"
+                    " other layer a weight of its own"
+                )
+            bags = isinstance(layer, nn.EmbeddingBag)
+            plain = _has_forward_of(layer, nn.EmbeddingBag if bags else nn.Embedding)
+            if plain and (bags or bounded or layer.padding_idx is not None):
+                layer.forward = partial(_bags if bags else _rows, layer)  # type: ignore[method-assign, arg-type]
 
 
 @contextmanager
@@ -74,7 +66,7 @@ def true_second_derivatives(model: nn.Module | None) -> Iterator[None]:
     Only the forward pass need be inside. For ``batch_product`` of a model with weight norm, whose
     own kernel has a wrong second derivative.
     """
-    put = [] if model is None else _normed(model)
+    put = [] if model is None else _weight_norms(model)
     try:
         for holder, name, stand_in in put:
             setattr(holder, name, stand_in)
@@ -86,50 +78,43 @@ def true_second_derivatives(model: nn.Module | None) -> Iterator[None]:
 
 def require_true_second_derivative(loss: Tensor) -> None:
     """Raise where the graph of a loss holds the kernel of weight norm."""
-    seen: set[Any] = set()
+    seen: set[Any] = {None}
     left = [loss.grad_fn]
     while left:
         node = left.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        require(
-            not node.name().startswith(KERNEL),
-            "loss",
-            "have a true second derivative",
-            "one through torch's weight_norm, whose kernel holds ‖v‖ constant in it",
-            "run the model within lambdahat.optim.true_second_derivatives(model)",
-        )
+        if node.name().startswith(KERNEL):
+            raise ValueError(
+                "loss must have a true second derivative, got one through torch's weight_norm,"
+                " whose kernel holds ‖v‖ constant in it; run the model within"
+                " lambdahat.optim.true_second_derivatives(model)"
+            )
         left += [following for following, _ in node.next_functions]
 
 
 def recomputed_weights(model: nn.Module) -> list[Tensor]:
-    """Weights that old-style hooks of normed weights put into a layer before every pass, with
-    the graph of the last.
-    """
-    hooks = [
-        (layer, hook) for layer in model.modules() for hook in layer._forward_pre_hooks.values()
-    ]
+    """Weights that old-style hooks of normed weights compute before every pass."""
     found = (
         vars(layer).get(hook.name)
-        for layer, hook in hooks
+        for layer in model.modules()
+        for hook in layer._forward_pre_hooks.values()
         if isinstance(hook, WeightNorm | SpectralNorm)
     )
     return [weight for weight in found if isinstance(weight, Tensor)]
 
 
-def _normed(model: nn.Module) -> list[tuple[Any, str, Any]]:
+def _weight_norms(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """What computes normed weights: (its holder, the method's name, what stands in for it)."""
     found: list[tuple[Any, str, Any]] = []
     for layer in model.modules():
         if isinstance(layer, _WeightNorm) and _has_forward_of(layer, _WeightNorm):
             found.append((layer, "forward", partial(_weight_norm, layer.dim)))
-        hooks = [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, WeightNorm)]
-        found += [
-            (hook, "compute_weight", partial(_hooked_weight, hook.name, hook.dim))
-            for hook in hooks
-            if "compute_weight" not in vars(hook)
-        ]
+        for hook in layer._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm) and "compute_weight" not in vars(hook):
+                weight = partial(_hooked_weight, hook.name, hook.dim)
+                found.append((hook, "compute_weight", weight))
     return found
 
 
@@ -150,9 +135,7 @@ def _weight_norm(dim: int, weight_g: Tensor, weight_v: Tensor) -> Tensor:
 
 
 def _rows(layer: nn.Embedding, input: Tensor) -> Tensor:
-    rows = functional.embedding(
-        input, layer.weight if layer.max_norm is None else _shortened(layer)
-    )
+    rows = functional.embedding(input, _bounded_weight(layer))
     if layer.padding_idx is None:
         return rows
     return torch.where((input == layer.padding_idx).unsqueeze(-1), rows.detach(), rows)
@@ -164,7 +147,7 @@ def _bags(
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Tensor:
-    weight = layer.weight if layer.max_norm is None else _shortened(layer)
+    weight, padding = _bounded_weight(layer), layer.padding_idx
     if input.ndim != 2 or layer.mode == "max":
         return functional.embedding_bag(
             input,
@@ -173,37 +156,28 @@ def _bags(
             mode=layer.mode,
             per_sample_weights=per_sample_weights,
             include_last_offset=layer.include_last_offset,
-            padding_idx=layer.padding_idx,
+            padding_idx=padding,
         )
-    counted = (
-        torch.ones_like(input, dtype=weight.dtype)
-        if layer.padding_idx is None
-        else input != layer.padding_idx
-    )
-    shares = (
-        counted.to(weight.dtype) if per_sample_weights is None else counted * per_sample_weights
-    )
+    counted = torch.ones_like(input) if padding is None else input != padding
+    counted = counted.to(weight.dtype)
+    shares = counted if per_sample_weights is None else counted * per_sample_weights
     total = (functional.embedding(input, weight) * shares.unsqueeze(-1)).sum(1)
     return total / counted.sum(1, keepdim=True).clamp_min(1) if layer.mode == "mean" else total
 
 
-def _shortened(layer: nn.Embedding | nn.EmbeddingBag) -> Tensor:
-    """The weight, rows longer than ``max_norm`` scaled down to it, as a function of the weight.
+def _bounded_weight(layer: nn.Embedding | nn.EmbeddingBag) -> Tensor:
+    """The weight with rows longer than ``max_norm`` scaled down, as a function of the weight.
 
-    A row that torch has scaled has that length up to rounding. It counts as inside, where torch's
-    own gradient is.
+    A row that torch has scaled counts as inside, as in torch's own gradient.
     """
-    assert layer.max_norm is not None
-    weight = layer.weight
-    lengths: Tensor = torch.linalg.vector_norm(
-        weight.detach(), layer.norm_type, dim=1, keepdim=True
-    )
-    long = lengths > layer.max_norm * (1 + 4 * torch.finfo(weight.dtype).eps)
+    weight, most, order = layer.weight, layer.max_norm, layer.norm_type
+    if most is None:
+        return weight
+    lengths: Tensor = torch.linalg.vector_norm(weight.detach(), order, dim=1, keepdim=True)
+    long = lengths > most * (1 + 4 * torch.finfo(weight.dtype).eps)
     # a length has no second derivative at 0
     rows = torch.where(long, weight, torch.ones_like(weight))
-    scale = layer.max_norm / (
-        torch.linalg.vector_norm(rows, layer.norm_type, dim=1, keepdim=True) + 1e-7
-    )
+    scale = most / (torch.linalg.vector_norm(rows, order, dim=1, keepdim=True) + 1e-7)
     return torch.where(long, weight * scale, weight)
 
 
@@ -238,17 +212,13 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
     _cache_nothing(private, model)
     for name, layer in private.named_modules():
         coupled = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
-        require(
-            not coupled or norm == "train",
-            "norm",
-            f'be "train": layer {name!r} keeps no running statistics',
-            repr(norm),
-            "or set track_running_stats=True in the layer",
-        )
-    if norm == "train":
-        for layer in private.modules():
+        if coupled and norm != "train":
+            raise ValueError(
+                f'norm must be "train": layer {name!r} keeps no running statistics, got {norm!r};'
+                " or set track_running_stats=True in the layer"
+            )
+        if norm == "train":
             layer.training = isinstance(layer, BATCH_NORMS)
-    for layer in private.modules():
         if isinstance(layer, nn.RNNBase):
             layer.register_forward_pre_hook(_leave_cudnn)
             layer.register_forward_hook(_return_to_cudnn, always_call=True)
@@ -256,9 +226,7 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
 
 
 def _cache_nothing(private: nn.Module, model: nn.Module) -> None:
-    """Have no part of a copy keep keys and values for generation: they cost memory, and parts
-    cannot be run again.
-    """
+    """Switch off key-value caches: they cost memory, and parts could not rerun."""
     users = {id(getattr(layer, "config", None)) for layer in model.modules()}
     for layer in private.modules():
         config = getattr(layer, "config", None)
@@ -270,9 +238,7 @@ def _cache_nothing(private: nn.Module, model: nn.Module) -> None:
 
 
 def _leave_cudnn(layer: nn.Module, inputs: Any) -> None:
-    """cuDNN's recurrent kernels have no backward pass in evaluation mode, and never a second
-    one; torch's own have.
-    """
+    """cuDNN's recurrent kernels have no backward pass in eval mode; torch's own have."""
     # copies of copies have it twice
     layer.__dict__.setdefault(CUDNN_WAS, []).append(torch.backends.cudnn.enabled)
     torch.backends.cudnn.enabled = False
@@ -283,14 +249,11 @@ def _return_to_cudnn(layer: nn.Module, inputs: Any, output: Any) -> None:
 
 
 def _checkpoint_layers(model: nn.Module) -> None:
-    """Have the layers of transformers checkpoint where they were asked to: by themselves they do
-    in training alone.
-    """
+    """Have transformers' layers checkpoint where asked to; else only training does."""
     for layer in model.modules():
         kinds = {kind.__name__ for kind in type(layer).__mro__}
-        if "GradientCheckpointingLayer" in kinds and getattr(
-            layer, "gradient_checkpointing", False
-        ):
+        asked = getattr(layer, "gradient_checkpointing", False)
+        if asked and "GradientCheckpointingLayer" in kinds:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
@@ -300,26 +263,18 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def structure(part: Any) -> str:
-    """A model, a loss or a function in words that another one does not have: its layers, its
-    settings, its code.
+    """A model, a loss or a function as a text that others do not have: layers, settings, code.
 
-    The code of torch's own classes is left out, and so are attributes of a model, which a forward
-    pass may change.
+    Without torch's own code, and attributes of a model, which a pass may change.
     """
     if isinstance(part, nn.Module):
         kinds = dict.fromkeys(type(layer) for layer in part.modules())
-        return f"{part!r} {[_code(kind.forward) for kind in kinds if not _of_torch(kind)]}"
+        foreign = [kind for kind in kinds if kind.__module__.partition(".")[0] != "torch"]
+        return f"{part!r} {[_code(kind.forward) for kind in foreign]}"
     if callable(part) and not hasattr(part, "value"):
         return _code(part)
-    settings = (
-        {}
-        if part is None
-        else {name: value for name, value in vars(part).items() if name != "name"}
-    )
-    return (
-        f"{type(part).__qualname__}"
-        f" {[(name, _setting(value)) for name, value in sorted(settings.items())]}"
-    )
+    settings = {} if part is None else {k: v for k, v in vars(part).items() if k != "name"}
+    return f"{type(part).__qualname__} {[(k, _setting(v)) for k, v in sorted(settings.items())]}"
 
 
 def _setting(value: Any) -> str:
@@ -330,28 +285,17 @@ def _setting(value: Any) -> str:
     return re.sub(r"0x[0-9a-f]+", "", repr(value))
 
 
-def _of_torch(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "torch"
-
-
 def _code(function: Any) -> str:
-    """The name of a function with its code and constants; for other callables that of their
-    class.
-    """
+    """A function's name with its code and constants; for other callables their class's."""
     if isinstance(function, partial):
         arguments = {str(i): value for i, value in enumerate(function.args)} | function.keywords
-        return (
-            f"{_code(function.func)}"
-            f" {[(name, _setting(value)) for name, value in arguments.items()]}"
-        )
+        return f"{_code(function.func)} {[(k, _setting(v)) for k, v in arguments.items()]}"
     code = getattr(function, "__code__", getattr(type(function), "__code__", None))
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if code is None:
         return str(name)
-    return (
-        f"{name} {code.co_code.hex()} {code.co_names}"
-        f" {[_constant(each) for each in code.co_consts]}"
-    )
+    constants = [_constant(each) for each in code.co_consts]
+    return f"{name} {code.co_code.hex()} {code.co_names} {constants}"
 
 
 def _constant(value: Any) -> str:
@@ -366,69 +310,46 @@ def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> d
     everything = dict(model.named_parameters())
     require(bool(everything), "model", "have parameters", f"{type(model).__name__} without any")
     fixed: set[str] = set()
-    if norm == "frozen":
-        layers = [
-            (name, layer) for name, layer in model.named_modules() if isinstance(layer, NORMS)
-        ]
-        fixed = {
-            f"{name}.{key}" if name else key
-            for name, layer in layers
-            for key, _ in layer.named_parameters(recurse=False)
-        }
-    first_name = {id(tensor): name for name, tensor in everything.items()}
-    asked = None
+    for name, layer in model.named_modules() if norm == "frozen" else ():
+        if isinstance(layer, NORMS):
+            fixed.update(key for key, _ in layer.named_parameters(name, recurse=False))
+    asked = set(everything)
     if pattern is not None:
-        match = matcher(pattern)
+        match, first_name = matcher(pattern), {id(part): name for name, part in everything.items()}
         aliases = model.named_parameters(remove_duplicate=False)
         asked = {first_name[id(tensor)] for name, tensor in aliases if match(name)}
         some = ", ".join(list(everything)[:6]) + (", …" if len(everything) > 6 else "")
         require(bool(asked), "parameters", f"match at least one of {some}", repr(pattern))
-    chosen: dict[str, Tensor] = {
-        name: tensor
-        for name, tensor in everything.items()
-        if tensor.requires_grad and name not in fixed and (asked is None or name in asked)
-    }
-    require(
-        bool(chosen),
-        "parameters",
-        "select at least one parameter that requires a gradient",
-        "only frozen, integer or excluded ones",
-        "call requires_grad_(True) on those to measure",
-    )
-    for name, tensor in chosen.items():
-        ready = tensor.is_floating_point() and not nn.parameter.is_lazy(tensor)
-        require(
-            ready,
-            f"parameter {name!r}",
-            "be real floating point and initialised",
-            f"{type(tensor).__name__}, {tensor.dtype}",
-            "run a lazy model once, or leave it out with parameters=",
+    asked -= fixed
+    chosen = {k: part for k, part in everything.items() if part.requires_grad and k in asked}
+    if not chosen:
+        raise ValueError(
+            "parameters must select at least one parameter that requires a gradient, got only"
+            " frozen, integer or excluded ones; call requires_grad_(True) on those to measure"
         )
-    return chosen
+    for name, part in chosen.items():
+        if not part.is_floating_point() or nn.parameter.is_lazy(part):
+            raise ValueError(
+                f"parameter {name!r} must be real floating point and initialised, got"
+                f" {type(part).__name__}, {part.dtype}; run a lazy model once, or leave it out with"
+                " parameters="
+            )
+    return dict(chosen)
 
 
 def device_of(tensors: Mapping[str, Tensor], asked: torch.device | str | None) -> torch.device:
     """The device asked for, or the one that all the tensors are on."""
-    found = {tensor.device for tensor in tensors.values()}
-    require(
-        all(device.type != "meta" for device in found),
-        "model",
-        "be on one device, with data",
-        "meta, where parameters have shapes alone",
-        "fill it: model.to_empty(device='cpu') and load_state_dict",
-    )
+    found, expected = {tensor.device for tensor in tensors.values()}, "be on one device, with data"
+    real = all(device.type != "meta" for device in found)
+    cure = "fill it: model.to_empty(device='cpu') and load_state_dict"
+    require(real, "model", expected, "meta, where parameters have shapes alone", cure)
     if asked is None:
         places = ", ".join(sorted(map(str, found)))
-        require(len(found) == 1, "model", "be on one device, with data", places, "pass device=")
+        require(len(found) == 1, "model", expected, places, "pass device=")
         return found.pop()
-    meta = isinstance(asked, str | torch.device) and str(asked) == "meta"
-    require(
-        not meta,
-        "device",
-        "be one that computes",
-        "'meta', which has shapes alone",
-        'use "cpu" or "cuda"',
-    )
+    real = not isinstance(asked, str | torch.device) or str(asked) != "meta"
+    got, cure = "'meta', which has shapes alone", 'use "cpu" or "cuda"'
+    require(real, "device", "be one that computes", got, cure)
     try:
         torch.empty(0, device=asked)
     except (RuntimeError, AssertionError, TypeError) as error:

@@ -12,28 +12,27 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lambdahat._core.check import memory_bytes, require, require_choice, require_count
+from lambdahat._core.check import (
+    describe,
+    memory_bytes,
+    message,
+    require,
+    require_choice,
+    require_count,
+)
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import digest, digest_tensors
+from lambdahat.problem import distributed
 from lambdahat.problem.batches import (
     Batch,
     Batches,
-    chosen_indices,
     is_columns,
     make_batches,
+    read_indices,
     rng_untouched,
 )
 from lambdahat.problem.checkpointing import recomputing
-from lambdahat.problem.distributed import (
-    Gathered,
-    Ranks,
-    Share,
-    agree_on_data,
-    behaviour,
-    first_look,
-    splits,
-    whole,
-)
+from lambdahat.problem.distributed import Gathered, Ranks, Share, gradient_of, place_tensors
 from lambdahat.problem.evaluators import (
     AnyEvaluator,
     Evaluator,
@@ -112,14 +111,11 @@ class Problem:
         memory: int | str | None = None,
         ranks: Any = "auto",
     ) -> None:
-        require(
-            isinstance(model, nn.Module),
-            "model",
-            "be a torch.nn.Module",
-            model,
-            "for a bare function use Problem.from_function",
-            TypeError,
-        )
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model must be a torch.nn.Module, got {describe(model)}; for a bare function use"
+                " Problem.from_function"
+            )
         require_choice(norm, "norm", ("eval", "train", "frozen"))
         if count is not None:
             require_choice(count, "count", COUNTS)
@@ -129,25 +125,17 @@ class Problem:
         model = private_copy(model, norm)
         chosen = select_parameters(model, parameters, norm)
         self.device = device_of(named_tensors(model), device)
-        _require_float(dtype)
-        self._cast = dtype
-        constants = {
-            name: tensor for name, tensor in named_tensors(model).items() if name not in chosen
-        }
-        self._held = Gathered(constants)
+        self._cast = _float_dtype(dtype)
+        held = {name: part for name, part in named_tensors(model).items() if name not in chosen}
+        self._held = Gathered(held, self.device, dtype)
         own_loss = loss == "model"
-        evaluate = Evaluator(
-            model,
-            make_loss("cross_entropy" if own_loss else loss),
-            norm,
-            partial(_held_constants, self._held, self.device, dtype),
-            own_loss,
-        )
+        loss = make_loss("cross_entropy" if own_loss else loss)
+        evaluate = Evaluator(model, loss, norm, self._held, own_loss)
         self._parameters: dict[str, Tensor] = chosen
         self._theta: Tensor | None = None
         self.norm, self.count, self.memory = norm, count, memory_bytes(memory)
-        self.batches = self._batched(data, batch_size)
-        self._evaluate: AnyEvaluator = evaluate.counted_in(count)
+        self.batches = self._make_batches(data, batch_size)
+        self._evaluate: AnyEvaluator = evaluate.with_count(count)
         self._finish()
 
     @classmethod
@@ -165,8 +153,7 @@ class Problem:
         memory: int | str | None = None,
         ranks: Any = "auto",
     ) -> Self:
-        """A problem from ``loss_fn(params, batch) -> mean loss``, or ``loss_fn(params)`` when there
-        is no data.
+        """A problem from ``loss_fn(params, batch) -> mean loss``, or ``loss_fn(params)``.
 
         With ``loss``, a loss as for a model, the function gives the output and the loss is one of
         that: ``loss(output_fn(params, *inputs), target)`` for batches (*inputs, target), or keyword
@@ -176,44 +163,22 @@ class Problem:
         matters only where n does, as in the learning coefficient.
         """
         require(callable(loss_fn), "loss_fn", "be callable", loss_fn, "", TypeError)
-        named_loss = loss is None or not isinstance(loss, str) or loss != "model"
-        require(
-            named_loss,
-            "loss",
-            "be a loss of the function's output",
-            '"model"',
-            "leave it out for one function",
-        )
-        require(
-            loss is None or data is not None,
-            "data",
-            "be given with loss, whose targets are in them",
-            "None",
-        )
-        named = (
-            isinstance(params, Mapping)
-            and len(params) > 0
-            and all(isinstance(p, Tensor) for p in params.values())
-        )
+        if isinstance(loss, str) and loss == "model":
+            cure = "leave it out for one function"
+            raise ValueError(message("loss", "be a loss of the function's output", '"model"', cure))
+        given = loss is None or data is not None
+        require(given, "data", "be given with loss, whose targets are in them", "None")
+        named = isinstance(params, Mapping) and len(params) > 0
+        named = named and all(isinstance(p, Tensor) for p in params.values())
         require(named, "params", "be a non-empty dict of name to tensor", params, "", TypeError)
-        for name, tensor in params.items():
-            require(
-                tensor.is_floating_point(),
-                f"params[{name!r}]",
-                "be floating point",
-                str(tensor.dtype),
-            )
-        _require_float(dtype)
+        for name, part in params.items():
+            kind = f"params[{name!r}]"
+            require(part.is_floating_point(), kind, "be floating point", str(part.dtype))
         self = cls.__new__(cls)
-        self.ranks = Ranks.of(ranks)
-        self.source = dict(params)
-        self.device = device_of(params, device)
-        self._cast = dtype
-        self._parameters, self._held = (
-            {name: tensor.detach() for name, tensor in params.items()},
-            Gathered({}),
-        )
-        self._theta = None
+        self.ranks, self.source = Ranks.of(ranks), dict(params)
+        self.device, self._cast = device_of(params, device), _float_dtype(dtype)
+        self._parameters = {name: tensor.detach() for name, tensor in params.items()}
+        self._held, self._theta = Gathered({}), None
         self.norm, self.count, self.memory = "eval", None, memory_bytes(memory)
         self._evaluate = (
             FunctionEvaluator(loss_fn, data is not None)
@@ -224,63 +189,57 @@ class Problem:
             count = 1 if num_samples is None else require_count(num_samples, "num_samples")
             self.batches = Batches(partial(_blank, count), self.device, None)
         else:
-            require(
-                num_samples is None, "num_samples", "be left out when data is given", num_samples
-            )
-            self.batches = self._batched(data, batch_size)
+            absent = num_samples is None
+            require(absent, "num_samples", "be left out when data is given", num_samples)
+            self.batches = self._make_batches(data, batch_size)
         self._finish()
         return self
 
     def _finish(self) -> None:
-        require(
-            not torch.is_inference_mode_enabled(),
-            "a problem",
-            "be made outside torch.inference_mode()",
-            "inference mode, which forbids gradients",
-            "torch.no_grad() is fine",
-        )
+        if torch.is_inference_mode_enabled():
+            raise ValueError(
+                "a problem must be made outside torch.inference_mode(), got inference mode, which"
+                " forbids gradients; torch.no_grad() is fine"
+            )
         self.space = Space.of(self._parameters)
         with rng_untouched():
-            if isinstance(self._evaluate, Evaluator) and self._evaluate.shifts is None:
-                self._evaluate = self._evaluate.asked(lambda: self.named(self.vector), self.batches)
+            run = self._evaluate
+            if isinstance(run, Evaluator) and run.shifts is None:
+                run = run.read_labels(lambda: self.named(self.vector), self.batches)
+            current = self.named(self.vector)
             if self.memory is not None:
-                self.batches = cut_to_fit(
-                    self.batches, self.memory, self._evaluate, self.norm, self.named(self.vector)
-                )
-            self._evaluate = check_first_batch(
-                self._evaluate, self.named(self.vector), self.batches, self.dtype
-            )
+                self.batches = cut_to_fit(self.batches, self.memory, run, self.norm, current)
+            self._evaluate = check_first_batch(run, current, self.batches, self.dtype)
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """Weigh the batches and, once all ranks agree on the whole, take this rank's share."""
         terms = [self._evaluate.terms(batch) for batch in self.batches]
-        require(
-            sum(terms) > 0, "data", "hold at least one target that counts", "only ignored targets"
-        )
-        self.weights = [term / sum(terms) for term in terms]
         self._total = sum(terms)
+        counted = self._total > 0
+        require(counted, "data", "hold at least one target that counts", "only ignored targets")
+        self.weights = [term / self._total for term in terms]
         # the n of n·L and of nβ
-        self.num_terms = round(sum(terms)) if self.count == "tokens" else self.num_samples
-        # this rank's share of the data, once all ranks agree on the whole
+        self.num_terms = round(self._total) if self.count == "tokens" else self.num_samples
         cut = False
         if self.ranks.size > 1:
             point = self.named(self.vector), self.batches.first()
             with rng_untouched():
-                cut = splits(self._evaluate, self.norm, *point)
-                seen = first_look(self._evaluate, *point)
+                cut = distributed.splits(self._evaluate, self.norm, *point)
+                seen = distributed.first_look(self._evaluate, *point)
             _ = self.recomputes  # found out here, where all ranks are together
-            self.ranks = agree_on_data(
-                self.ranks,
-                self.batches,
-                {
-                    "n": self.num_samples,
-                    "P": self.num_parameters,
-                    "parameters": f"{self.space}",
-                    "dtype": f"{self.dtype}",
-                    "norm": self.norm,
-                    "batches": f"{self.batches.sizes}",
-                    "loss": f"{type(self.loss_function)}, {cut=}",
-                    "count": f"{self.count}",
-                    "weights": torch.tensor(self.weights, dtype=torch.float64),
-                },
-            )
+            facts = {
+                "n": self.num_samples,
+                "P": self.num_parameters,
+                "parameters": f"{self.space}",
+                "dtype": f"{self.dtype}",
+                "norm": self.norm,
+                "batches": f"{self.batches.sizes}",
+                "loss": f"{type(self.loss_function)}, {cut=}",
+                "count": f"{self.count}",
+                "weights": torch.tensor(self.weights, dtype=torch.float64),
+            }
+            self.ranks = distributed.agree_on_data(self.ranks, self.batches, facts)
             self.agree("the problem", seen)
         self.share = Share(self.ranks, self.batches, self.weights, cut, self._evaluate.terms)
 
@@ -302,10 +261,10 @@ class Problem:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the flat vector: the widest of the parameters'."""
+        if self._cast is not None:
+            return self._cast
         kinds = {tensor.dtype for tensor in self._parameters.values()}
-        return (
-            reduce(torch.promote_types, kinds, torch.bfloat16) if self._cast is None else self._cast
-        )
+        return reduce(torch.promote_types, kinds, torch.bfloat16)
 
     @property
     def vector(self) -> Tensor:
@@ -313,37 +272,29 @@ class Problem:
         if self._theta is not None:
             return self._theta.clone()
         self._held.refresh()
-        place = self.device, self.dtype
-        return self.space.flatten(
-            {k: whole(v).detach().to(*place) for k, v in self._parameters.items()}
-        )
+        place, parts = (self.device, self.dtype), self._parameters.items()
+        return self.space.flatten({k: distributed.whole(v).detach().to(*place) for k, v in parts})
 
     @property
     def loss_function(self) -> Loss | None:
         """The loss at the model's output, or None when the problem is one function."""
-        evaluate = self._evaluate
-        return (
-            evaluate.loss if isinstance(evaluate, Evaluator) and not evaluate.model_loss else None
-        )
+        run = self._evaluate
+        return run.loss if isinstance(run, Evaluator) and not run.model_loss else None
 
     @property
     def model(self) -> nn.Module | None:
-        """The private copy of the model that is evaluated (its parameters are shared with the
-        user's), or None.
-        """
-        own = isinstance(self._evaluate, Evaluator) and not isinstance(
-            self._evaluate, OutputEvaluator
-        )
-        return self._evaluate.model if own else None  # type: ignore[union-attr]
+        """The private copy of the model that is evaluated, or None."""
+        run = self._evaluate
+        own = isinstance(run, Evaluator) and not isinstance(run, OutputEvaluator)
+        return run.model if own else None  # type: ignore[union-attr]
 
     def at(self, theta: Tensor | Parameters) -> Problem:
-        """The same problem at other parameters: a flat vector, or tensors by name (the rest as they
-        are).
+        """The same problem at other parameters: a flat vector, or tensors by name (the rest as is).
 
         By name also what is held constant can be given: buffers, and parameters that are not in the
         vector. Nothing in it follows later training, not the batch-norm statistics either.
         """
-        vector = self.vector if isinstance(theta, Mapping) else self._checked(theta)
+        vector = self.vector if isinstance(theta, Mapping) else self._check_vector(theta)
         other = copy.copy(self)
         other._held = Gathered({})
         held: dict[str, Tensor] = {}
@@ -354,27 +305,23 @@ class Problem:
             unknown = sorted(set(theta) - set(current) - set(held))
             require(not unknown, "theta", "name parameters of this problem", ", ".join(unknown[:5]))
             for name, tensor in theta.items():
-                shape = (current.get(name) if name in current else held[name]).shape  # type: ignore[union-attr]
+                shape = (current[name] if name in current else held[name]).shape
                 require(isinstance(tensor, Tensor), name, "be a tensor", tensor, "", TypeError)
                 require(tensor.shape == shape, name, f"have shape {tuple(shape)}", tensor)
-            fixed = _place({k: v for k, v in theta.items() if k in held}, self.device, self._cast)
+            fixed = {k: v for k, v in theta.items() if k in held}
             if fixed and isinstance(other._evaluate, Evaluator):
-                other._evaluate = other._evaluate.with_constants(
-                    {**other._evaluate.constants, **fixed}
-                )
+                fixed = place_tensors(fixed, self.device, self._cast)
+                constants = {**other._evaluate.constants, **fixed}
+                other._evaluate = other._evaluate.with_constants(constants)
             moved = {k: v.to(self.device, self.dtype) for k, v in theta.items() if k in current}
-            vector = other._checked(self.space.flatten({**current, **moved}))
+            vector = other._check_vector(self.space.flatten({**current, **moved}))
         other._theta = vector.clone()
         return other
 
     @property
     def reduced(self) -> bool:
         """Whether the model computes in less than float64."""
-        kinds = (
-            {tensor.dtype for tensor in self._parameters.values()}
-            if self._cast is None
-            else {self._cast}
-        )
+        kinds = {self._cast or tensor.dtype for tensor in self._parameters.values()}
         return kinds != {torch.float64}
 
     def in_double(self, halved: bool = False) -> Problem:
@@ -386,18 +333,15 @@ class Problem:
         other = self.fixed()
         other._cast, other._theta = torch.float64, self.vector.double()
         if isinstance(other._evaluate, Evaluator):
-            held = _place(other._evaluate.constants, self.device, torch.float64)
+            held = place_tensors(other._evaluate.constants, self.device, torch.float64)
             other._evaluate = other._evaluate.with_constants(held)
         rows = max(1, max(self.batches.sizes) // 2)
-        source = (
-            self.batches.cut(rows)
-            if halved and self.norm != "train" and rows > FEW_ROWS
-            else self.batches
-        )
-        other.batches = Batches(
-            lambda: (batch.data for batch in source), self.device, torch.float64
-        )
-        other._finish()
+        split = halved and self.norm != "train" and rows > FEW_ROWS
+        other.batches = (self.batches.cut(rows) if split else self.batches).cast(torch.float64)
+        if self.ranks.size > 1:
+            other._finish()
+        else:
+            other._weigh()  # the first batch was looked at in this problem
         return other
 
     def fixed(self) -> Problem:
@@ -428,71 +372,53 @@ class Problem:
         return other
 
     def subsample(self, count: int, seed: int = 0, batch_size: int | None = None) -> Problem:
-        """The same problem on ``count`` samples drawn without replacement; norm="train" needs
-        ``batch_size``.
-        """
+        """The same problem on ``count`` random samples; norm="train" needs ``batch_size``."""
         require_count(count, "count", 1, self.num_samples)
-        return self.subset(
-            torch.randperm(self.num_samples, generator=generator(seed, "subsample"))[:count],
-            batch_size,
-        )
+        order = torch.randperm(self.num_samples, generator=generator(seed, "subsample"))
+        return self.subset(order[:count], batch_size)
 
     def subset(self, indices: Tensor | Sequence[int], batch_size: int | None = None) -> Problem:
-        """The same problem on the samples at ``indices`` (numbers, or a mask over all), in the
-        data's order.
-        """
+        """The same problem on the samples at ``indices``, or in a mask, in the data's order."""
         _require_batch_size(self.norm, batch_size)
-        return self.on(self.batches.subset(chosen_indices(indices, self.num_samples), batch_size))
+        return self.on(self.batches.subset(read_indices(indices, self.num_samples), batch_size))
 
     def on(self, data: Any, batch_size: int | None = None) -> Problem:
         """The same model, loss and parameters on other data, such as a held-out set."""
         other = copy.copy(self)
-        other.batches = data if isinstance(data, Batches) else self._batched(data, batch_size)
+        other.batches = data if isinstance(data, Batches) else self._make_batches(data, batch_size)
         other._finish()
         return other
 
     def refresh_statistics(self) -> Problem:
-        """The same problem with batch-norm running statistics recomputed over the data, batch by
-        batch averaged.
+        """The same problem with batch-norm running statistics recomputed over the data.
 
-        The user's model keeps its own statistics.
+        They are averaged batch by batch. The user's model keeps its own statistics.
         """
         require(self.model is not None, "the problem", "have a model", "one made by from_function")
         assert isinstance(self._evaluate, Evaluator)
-        inner = self._evaluate
-        layers = {
-            name: layer
-            for name, layer in inner.model.named_modules()
-            if isinstance(layer, BATCH_NORMS)
-        }
+        inner, constants = self._evaluate, self._evaluate.constants
+        modules = inner.model.named_modules()
+        layers = {name: layer for name, layer in modules if isinstance(layer, BATCH_NORMS)}
         fresh = {}
         for name, layer in layers.items():
             for buffer, _ in layer.named_buffers(prefix=name, recurse=False):
                 start = torch.ones_like if buffer.endswith("var") else torch.zeros_like
-                fresh[buffer] = start(inner.constants[buffer])
-        others = {
-            name: inner.constants[name].clone()
-            for name, _ in inner.model.named_buffers()
-            if name not in fresh
-        }
-        tensors = {**inner.constants, **others, **fresh, **self.named(self.vector)}
+                fresh[buffer] = start(constants[buffer])
+        buffers = [name for name, _ in inner.model.named_buffers() if name not in fresh]
+        others = {name: constants[name].clone() for name in buffers}
+        tensors = {**constants, **others, **fresh, **self.named(self.vector)}
         with accumulating(layers.values()), torch.no_grad():
             for batch in self.batches:
                 args, kwargs, _ = inner.split(batch)
                 functional_call(inner.model, tensors, args, kwargs)  # writes to ``fresh``
         other = copy.copy(self)
-        other._evaluate = inner.with_constants({**inner.constants, **fresh})
+        other._evaluate = inner.with_constants({**constants, **fresh})
         return other
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
-        """A flat vector (P,), or several (k, P), as named tensors, each in its parameter's own
-        dtype.
-        """
-        views = self.space.unflatten(theta)
-        return {
-            name: view.to(self._cast or self._parameters[name].dtype)
-            for name, view in views.items()
-        }
+        """A vector (P,), or several (k, P), as named tensors in their parameters' dtypes."""
+        parts, own = self.space.unflatten(theta).items(), self._parameters
+        return {name: view.to(self._cast or own[name].dtype) for name, view in parts}
 
     def batch_loss(self, parameters: Parameters, batch: Batch) -> Tensor:
         """The mean loss of one batch at named parameters."""
@@ -500,13 +426,11 @@ class Problem:
 
     @property
     def recomputes(self) -> bool:
-        """Whether passes that are differentiated once run parts again that the model
-        checkpoints, to save memory.
-        """
+        """Whether passes differentiated once rerun the model's checkpointed parts."""
         run = self._evaluate
-        return isinstance(run, Evaluator) and run.recomputes(
-            lambda: (self.named(self.vector), self.batches.first())
-        )
+        if not isinstance(run, Evaluator):
+            return False
+        return run.recomputes(lambda: (self.named(self.vector), self.batches.first()))
 
     def output(self, parameters: Parameters, batch: Batch) -> Any:
         """The model's output for one batch at named parameters."""
@@ -521,8 +445,7 @@ class Problem:
         return self._with_model("target").split(batch)[2]
 
     def with_output(self, what: str) -> Problem:
-        """The same problem as one of the model's output and a loss of that, for ``what``, which
-        needs both.
+        """The same problem as one of the model's output and a loss of that, which ``what`` needs.
 
         A model's own loss is taken apart where it is a named loss of its logits and labels, as that
         of causal language models is: where it has the same value and gradient on the first batch.
@@ -534,98 +457,65 @@ class Problem:
                     other = copy.copy(self)
                     other._evaluate = self._evaluate.with_named_loss(make_loss(name), self.count)
                     other._finish()
-                except (
-                    ValueError,
-                    TypeError,
-                    RuntimeError,
-                    LookupError,
-                    AttributeError,
-                ):  # logits or labels of another form
+                # logits or labels of another form
+                except (ValueError, TypeError, RuntimeError, LookupError, AttributeError):
                     continue
                 if self._is_same_loss(other):
                     return other
         self._with_model(what)
         return self
 
-    @torch.enable_grad()
     def _is_same_loss(self, other: Problem) -> bool:
-        """Whether another problem of the same parameters and batches has the loss and gradient
-        of the first batch.
-        """
-        batch, values, slopes = self.batches.first(), [], []
-        for problem in (self, other):
-            leaves = {
-                name: tensor.detach().requires_grad_()
-                for name, tensor in self.named(self.vector).items()
-            }
-            loss = problem.batch_loss(leaves, batch)
-            slopes.append(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
-            values.append(float(loss.detach()))
-        close = min(10 * torch.finfo(self.dtype).eps ** 0.7, 1e-2)
-        gaps = [torch.linalg.vector_norm(a - b) for a, b in zip(*slopes, strict=True)]
-        sizes = [torch.linalg.vector_norm(slope) for slope in slopes[0]]
-        gap, size = (
-            float(torch.stack([part.double() for part in parts]).norm()) for parts in (gaps, sizes)
+        """Whether another problem has the same loss and gradient on the first batch."""
+        batch, point = self.batches.first(), self.named(self.vector)
+        (value, slope), (again, other_slope) = (
+            gradient_of(problem._evaluate, point, batch) for problem in (self, other)
         )
-        same = abs(values[0] - values[1]) <= close * abs(values[0]) and gap <= close * size
+        close = min(10 * torch.finfo(self.dtype).eps ** 0.7, 1e-2)
+        same = float((slope - other_slope).norm()) <= close * float(slope.norm())
+        same = same and abs(value - again) <= close * abs(value)
         return same and bool(np.allclose(self.weights, other.weights, rtol=1e-9))
 
     def loss(self, theta: Tensor | None = None) -> float:
         """L(θ), summed in float64 over batches."""
-        vector = self._checked(theta)
+        vector = self._check_vector(theta)
         parameters = self.named(vector)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.no_grad():
             parts = [
                 weight * self.batch_loss(parameters, batch).double().reshape(())
                 for weight, batch in self.share
             ]
-            total = (
-                torch.stack(parts).sum()
-                if parts
-                else torch.zeros((), dtype=torch.float64, device=self.device)
-            )
+            total = torch.stack(parts).sum() if parts else total
         return float(self.ranks.sum(total, "the loss", vector))
 
     @torch.enable_grad()
     def gradient(self, theta: Tensor | None = None) -> Tensor:
         """∇L(θ), (P,), in the dtype of ``vector``."""
-        vector = self._checked(theta)
-        total = torch.zeros(
-            self.num_parameters,
-            dtype=torch.promote_types(vector.dtype, torch.float32),
-            device=self.device,
-        )
+        vector = self._check_vector(theta)
+        wide = torch.promote_types(vector.dtype, torch.float32)
+        total = torch.zeros(self.num_parameters, dtype=wide, device=self.device)
         for weight, batch in self.share:
-            leaves = {
-                name: tensor.detach().requires_grad_()
-                for name, tensor in self.named(vector).items()
-            }
+            leaves = {k: v.detach().requires_grad_() for k, v in self.named(vector).items()}
             with recomputing(self.recomputes):
                 loss = self.batch_loss(leaves, batch)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
         found = self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
         # elsewhere a run may have diverged
-        finite = theta is not None or bool(found.isfinite().all())
-        if not finite:
+        if theta is None and not bool(found.isfinite().all()):
             self._require_finite(vector)
-        require(
-            finite,
-            "the gradient",
-            "be finite",
-            "NaN or infinity in it",
-            "look for a square root, a norm or a quotient at 0 in the model and the loss",
-        )
+            raise ValueError(
+                "the gradient must be finite, got NaN or infinity in it; look for a square root, a"
+                " norm or a quotient at 0 in the model and the loss"
+            )
         return found
 
     def sample_share(self, batch: Batch) -> float:
-        """What the samples of a batch, or of a part of one, weigh in the mean over all data, on
-        average of 1.
-        """
-        whole = (
-            0 <= batch.index < len(self.weights) and batch.size == self.batches.sizes[batch.index]
-        )
-        part = self.weights[batch.index] if whole else self._evaluate.terms(batch) / self._total
+        """The mean weight of a batch's samples in the mean over all data, 1 on average."""
+        place = batch.index
+        own = 0 <= place < len(self.weights) and batch.size == self.batches.sizes[place]
+        part = self.weights[place] if own else self._evaluate.terms(batch) / self._total
         return part * self.num_samples / batch.size
 
     def weighted(self) -> Iterator[tuple[float, Batch]]:
@@ -633,42 +523,34 @@ class Problem:
         return zip(self.weights, self.batches, strict=True)
 
     def alone(self) -> Problem:
-        """The same problem for this process alone: nothing is shared out, and no other rank need
-        take part.
-        """
+        """The same problem for this process alone; no other rank need take part."""
+        if self.ranks.size == 1:
+            return self
         other = copy.copy(self)
         other.ranks = Ranks(None)
         other.share = Share(other.ranks, self.batches, self.weights, False, self._evaluate.terms)
         return other
 
     def agree(self, what: str, besides: Mapping[str, object] | None = None) -> None:
-        """Raise where ranks differ in the parameters, in constants such as batch-norm
-        statistics, or ``besides``.
-        """
+        """Raise where ranks differ in the parameters, the constants, or ``besides``."""
         if self.ranks.size > 1:
-            facts = {
-                "the parameters": self.vector,
-                BUFFERS: self._read_constants(),
-                **(besides or {}),
-            }
-            self.ranks.agree(what, facts, self.device, {BUFFERS: BROADCAST})
+            facts = {"the parameters": self.vector, BUFFERS: self._read_constants()}
+            self.ranks.agree(what, {**facts, **(besides or {})}, self.device, {BUFFERS: BROADCAST})
 
     def _read_constants(self) -> list[Tensor]:
-        """The constants that a pass reads: the statistics of layers that take each batch's own
-        are not.
-        """
-        if not isinstance(self._evaluate, Evaluator):
+        """The constants that a pass reads; norm="train" reads no running statistics."""
+        run = self._evaluate
+        if not isinstance(run, Evaluator):
             return []
-        layers = self._evaluate.model.named_modules() if self.norm == "train" else ()
-        norms = [(name, layer) for name, layer in layers if isinstance(layer, BATCH_NORMS)]
-        unread = {
-            key for name, layer in norms for key, _ in layer.named_buffers(name, recurse=False)
-        }
-        return [tensor for name, tensor in self._evaluate.constants.items() if name not in unread]
+        layers = run.model.named_modules() if self.norm == "train" else ()
+        unread = set[str]()
+        for name, layer in layers:
+            if isinstance(layer, BATCH_NORMS):
+                unread.update(key for key, _ in layer.named_buffers(name, recurse=False))
+        return [tensor for name, tensor in run.constants.items() if name not in unread]
 
     def identity(self) -> dict[str, Any]:
-        """What tells this problem from others: digests of all that its loss is made of, and how it
-        behaves.
+        """What tells this problem from others: digests of all that its loss is made of.
 
         Every byte of the data counts, which takes a pass over them; so do the parameters, the
         buffers and other constants, the layers and the code of the model, the loss and its
@@ -676,22 +558,18 @@ class Problem:
         it shows what no digest sees, such as a closure. ``behaves_alike`` compares it up to
         rounding; all else is equal or the problem is another one.
         """
-        evaluate, theta = self._evaluate, self.vector
-        loss = evaluate.loss if isinstance(evaluate, Evaluator) else None
-        known = isinstance(evaluate, Evaluator) and not (
-            isinstance(loss, Custom) or evaluate.model_loss
-        )
+        run, theta, named_loss = self._evaluate, self.vector, self.loss_function
+        loss = run.loss if isinstance(run, Evaluator) else None
         # whether the loss may depend on how data are cut into batches
-        meet = self.norm == "train" or not known
+        meet = self.norm == "train" or named_loss is None or isinstance(named_loss, Custom)
         with rng_untouched():
-            seen = behaviour(evaluate, self.named(theta), self.batches.first(), meet)
-        model = self.model or getattr(evaluate, "function", None)
+            seen = distributed.behaviour(run, self.named(theta), self.batches.first(), meet)
+        model = self.model or getattr(run, "function", None)
+        constants = {f"{i}": tensor for i, tensor in enumerate(self._read_constants())}
         return {
             "theta": digest_tensors({"theta": theta}),
             "data": self.batches.digest(cut=meet) if self.has_data else "none",
-            "constants": digest_tensors(
-                {f"{i}": tensor for i, tensor in enumerate(self._read_constants())}
-            ),
+            "constants": digest_tensors(constants),
             "model": digest(f"{self.space} {structure(model)}".encode())[:32],
             "loss function": digest(structure(loss).encode())[:32],
             "num_terms": self.num_terms,
@@ -705,23 +583,21 @@ class Problem:
         kind = kind if kinds == [kind] else f"{kind} vector of {' and '.join(kinds)} parameters"
         return f"Problem(P={self.num_parameters}, n={self.num_terms}{unit}, {kind}, {self.device})"
 
-    def _batched(self, data: Any, batch_size: int | None) -> Batches:
-        if not _brings_batches(data):
+    def _make_batches(self, data: Any, batch_size: int | None) -> Batches:
+        own = isinstance(data, torch.utils.data.DataLoader | Batches)
+        if not own and not (isinstance(data, list | tuple) and not is_columns(data)):
             _require_batch_size(self.norm, batch_size)
         default = DEFAULT_BATCH.get(self.device.type, 1024)
         return make_batches(data, batch_size, default, self.device, self._cast)
 
-    def _checked(self, theta: Tensor | None) -> Tensor:
+    def _check_vector(self, theta: Tensor | None) -> Tensor:
         if theta is None:
             return self.vector
-        fits = isinstance(theta, Tensor) and theta.shape == (self.num_parameters,)
-        require(fits, "theta", f"be a tensor of shape ({self.num_parameters},)", theta)
-        require(
-            not theta.is_meta,
-            "theta",
-            "hold numbers",
-            "a tensor on the meta device, which has a shape alone",
-        )
+        shape = (self.num_parameters,)
+        fits = isinstance(theta, Tensor) and theta.shape == shape
+        require(fits, "theta", f"be a tensor of shape {shape}", theta)
+        got = "a tensor on the meta device, which has a shape alone"
+        require(not theta.is_meta, "theta", "hold numbers", got)
         self._require_finite(theta)
         self._held.refresh()
         return theta.detach().to(self.device, self.dtype)
@@ -729,39 +605,24 @@ class Problem:
     def _require_finite(self, theta: Tensor) -> None:
         if float((0 * theta).sum()) == 0.0:  # as isfinite would say, in fewer operations
             return
-        wrong = [
-            name
-            for name, part in self.space.unflatten(theta).items()
-            if not bool(part.isfinite().all())
-        ]
-        require(
-            False,
-            "theta",
-            "be finite",
-            f"NaN or infinity in {', '.join(map(repr, wrong[:3]))}",
-            "load a checkpoint from before training diverged",
+        parts = self.space.unflatten(theta).items()
+        wrong = [repr(name) for name, part in parts if not bool(part.isfinite().all())]
+        raise ValueError(
+            f"theta must be finite, got NaN or infinity in {', '.join(wrong[:3])}; load a"
+            " checkpoint from before training diverged"
         )
 
     def _with_model(self, what: str) -> Evaluator:
-        function = isinstance(self._evaluate, FunctionEvaluator)
-        known = isinstance(self._evaluate, Evaluator) and not self._evaluate.model_loss
-        require(
-            known,
-            "the problem",
-            f"be made of a model and a loss of its output for {what}",
-            "one made by from_function" if function else 'one with loss="model"',
-            (
-                "give from_function the output function and loss= apart"
-                if function
-                else (
-                    'name the loss of the output, such as loss="cross_entropy" with "labels" in the'
-                    " batches"
-                )
-            ),
-            TypeError,
-        )
-        assert isinstance(self._evaluate, Evaluator)
-        return self._evaluate
+        run = self._evaluate
+        if isinstance(run, Evaluator) and not run.model_loss:
+            return run
+        got, cure = 'one with loss="model"', "name the loss of the output, such as"
+        cure += ' loss="cross_entropy" with "labels" in the batches'
+        if isinstance(run, FunctionEvaluator):
+            got = "one made by from_function"
+            cure = "give from_function the output function and loss= apart"
+        expected = f"be made of a model and a loss of its output for {what}"
+        raise TypeError(message("the problem", expected, got, cure))
 
 
 def _blank(count: int) -> list[Tensor]:
@@ -769,48 +630,19 @@ def _blank(count: int) -> list[Tensor]:
     return [torch.zeros(count, 0)]
 
 
-def _place(
-    tensors: Parameters, device: torch.device, dtype: torch.dtype | None
-) -> dict[str, Tensor]:
-    """The tensors on a device, real ones in ``dtype``; no method, for the evaluator would then
-    hold its problem.
-    """
-    return {
-        name: whole(t).detach().to(device, dtype if t.is_floating_point() else None)
-        for name, t in tensors.items()
-    }
-
-
-def _held_constants(
-    constants: Gathered, device: torch.device, dtype: torch.dtype | None
-) -> dict[str, Tensor]:
-    return _place(constants(), device, dtype)
-
-
-def _require_float(dtype: Any) -> None:
+def _float_dtype(dtype: Any) -> torch.dtype | None:
     known = dtype is None or dtype in (torch.float32, torch.float64, torch.bfloat16)
     require(known, "dtype", "be torch.float32, torch.float64 or torch.bfloat16", repr(dtype))
-
-
-def _brings_batches(data: Any) -> bool:
-    own = isinstance(data, torch.utils.data.DataLoader | Batches)
-    return own or (isinstance(data, list | tuple) and not is_columns(data))
+    return dtype  # type: ignore[no-any-return]
 
 
 def _require_batch_size(norm: str, batch_size: int | None) -> None:
-    given = norm != "train" or batch_size is not None
-    require(
-        given, "batch_size", 'be given with norm="train"', "None", "batch statistics depend on it"
-    )
+    given, cure = norm != "train" or batch_size is not None, "batch statistics depend on it"
+    require(given, "batch_size", 'be given with norm="train"', "None", cure)
 
 
 def require_problem(problem: Any) -> None:
     """Raise unless it is a problem; a model is one call away from one."""
-    require(
-        isinstance(problem, Problem),
-        "problem",
-        "be a lambdahat.Problem",
-        problem,
-        "make one with lh.Problem(model, loss, data)",
-        TypeError,
-    )
+    if not isinstance(problem, Problem):
+        cure = "make one with lh.Problem(model, loss, data)"
+        raise TypeError(message("problem", "be a lambdahat.Problem", problem, cure))

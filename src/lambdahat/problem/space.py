@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require
+from lambdahat._core.check import message, require
 
 Pattern = str | Sequence[str] | Callable[[str], bool]
 
@@ -20,22 +21,12 @@ def matcher(pattern: Pattern) -> Callable[[str], bool]:
     """A test of names from a glob ("layers.0.*"), several globs, or a callable."""
     if callable(pattern):
         return pattern
-    globs = (
-        [pattern]
-        if isinstance(pattern, str)
-        else list(pattern)
-        if isinstance(pattern, Iterable)
-        else [pattern]
-    )
-    fine = all(isinstance(glob, str) for glob in globs)
-    require(
-        fine,
-        "parameters",
-        "be a glob, a list of globs or a callable",
-        pattern,
-        'pass names, as in parameters="head.*", not the tensors',
-        TypeError,
-    )
+    single = isinstance(pattern, str) or not isinstance(pattern, Iterable)
+    globs: list[Any] = [pattern] if single else list(pattern)
+    if not all(isinstance(glob, str) for glob in globs):
+        expected = "be a glob, a list of globs or a callable"
+        cure = 'pass names, as in parameters="head.*", not the tensors'
+        raise TypeError(message("parameters", expected, pattern, cure))
     return lambda name: any(name == glob or fnmatchcase(name, glob) for glob in globs)
 
 
@@ -79,14 +70,9 @@ class Space:
         return torch.cat([parameters[name].reshape(-1) for name in self.names])
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """A vector (P,) as views shaped like the parameters, or leading dimensions (k, P) as (k,
-        *shape).
-        """
-        lead = vector.shape[:-1]
-        pieces = vector.split(self.sizes, dim=-1)
-        return [
-            piece.view((*lead, *shape)) for piece, shape in zip(pieces, self.shapes, strict=True)
-        ]
+        """A vector (P,), or several (k, P), as views shaped like the parameters."""
+        lead, pieces = vector.shape[:-1], vector.split(self.sizes, dim=-1)
+        return [part.view((*lead, *shape)) for part, shape in zip(pieces, self.shapes, strict=True)]
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """One vector (P,) to named views of it; several (k, P) to views (k, *shape)."""
@@ -103,29 +89,18 @@ class Space:
 
     def subspace(self, names: Sequence[str]) -> Space:
         """The space of some of the parameters, in this space's order."""
-        keep = set(names)
-        pairs = [
-            (name, shape)
-            for name, shape in zip(self.names, self.shapes, strict=True)
-            if name in keep
-        ]
-        return Space(tuple(name for name, _ in pairs), tuple(shape for _, shape in pairs))
+        keep, pairs = set(names), zip(self.names, self.shapes, strict=True)
+        kept = {name: shape for name, shape in pairs if name in keep}
+        return Space(tuple(kept), tuple(kept.values()))
 
     def indices(self, names: Sequence[str]) -> Tensor:
         """Positions in the flat vector of the named parameters, in this space's order."""
         keep = set(names)
-        return torch.cat(
-            [
-                torch.arange(part.start, part.stop)
-                for name, part in self.slices.items()
-                if name in keep
-            ]
-        )
+        parts = [part for name, part in self.slices.items() if name in keep]
+        return torch.cat([torch.arange(part.start, part.stop) for part in parts])
 
     def layers(self) -> dict[str, tuple[str, ...]]:
-        """Parameter names grouped by the module that owns them ("conv1.weight" belongs to
-        "conv1").
-        """
+        """Parameter names grouped by the module that owns them."""
         groups: dict[str, list[str]] = {}
         for name in self.names:
             groups.setdefault(name.rpartition(".")[0] or name, []).append(name)

@@ -31,7 +31,7 @@ from lambdahat.krylov import (
 )
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
-from lambdahat.operators.exact.closed_form import MAX_ROUNDS
+from lambdahat.operators.exact import MAX_ROUNDS
 from lambdahat.problem import Problem
 from lambdahat.results import Eigenpairs, Estimate, Status
 from lambdahat.training.step_rules import PreconditionedCurvature, step_rule
@@ -194,9 +194,9 @@ class TraceTracker(SampledTracker):
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         operator = hessian(sample)
-        if not operator.trace_by:
+        if not operator.exact.trace_by:
             return min(MINIMUM, operator.dim), self.max_matvecs
-        return 0, 0 if operator.trace_by == "closed form" else MAX_ROUNDS + self.max_matvecs
+        return 0, 0 if operator.exact.trace_by == "closed form" else MAX_ROUNDS + self.max_matvecs
 
 
 class _WarmTracker(SampledTracker):

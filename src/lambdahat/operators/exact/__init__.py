@@ -1,3 +1,126 @@
-"""Exact traces and diagonals of curvature matrices in closed form, with the checks that decide
-where the closed forms apply.
+"""Exact traces and diagonals of curvature matrices, and the checks of where they hold.
+
+``HessianForm`` is for the Hessian of a loss, ``ClosedForm`` for Gauss–Newton matrices, Fishers and
+second moments of gradients. A form says whether it is there and how the trace is found
+(``trace_by``, ``closed_diagonal``, ``why_not``), and computes it: ``sums``, or a ``sample`` of the
+trace where all signals would be too many.
 """
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from torch import Tensor
+
+from lambdahat.operators.exact import closed_form
+from lambdahat.operators.exact.closed_form import (
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    ClosedForm,
+    ResidualRounds,
+    Residuals,
+    SampledResiduals,
+    mean_of_rounds,
+)
+from lambdahat.operators.exact.residual_checks import verify
+from lambdahat.operators.exact.validity import ModelForm, form_of, no_form
+from lambdahat.problem import Problem
+from lambdahat.results import Estimate
+
+__all__ = ["MAX_ROUNDS", "MIN_ROUNDS", "ClosedForm", "HessianForm"]
+
+MOST_COLUMNS = 1024  # signals of smooth activations, beyond which there is no closed form
+
+
+class HessianForm:
+    """The closed form of ∂²L/∂θ²: that of the Gauss–Newton matrix, and what activations add."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.near = problem, ClosedForm(problem, "hessian")
+
+    @cached_property
+    def form(self) -> ModelForm:
+        """What prevents a closed form of the diagonal, and the signals it takes."""
+        if self.problem.loss_function is None:
+            return no_form("the problem has no separate model output")
+        near, few = self.near, self.near.few
+        form = form_of(few)
+        if form.refused:
+            near.forget()
+        # without one there is nothing to guard
+        if form.refused or not form.bends or not near.trace_by:
+            return ModelForm(form.curved, form.refused)
+        few.mixed(twice=True)  # before what does with less
+        return verify(form, few, near.trusted)
+
+    @property
+    def trace_by(self) -> str:
+        """How the trace is found: in "closed form", by "rounds" of random signals, or "" if not."""
+        if self.form.refused:
+            return ""
+        many = self.form.columns > closed_form.MANY_FACTORS
+        return "rounds" if many and self.near.trace_by else self.near.trace_by
+
+    @property
+    def closed_diagonal(self) -> bool:
+        """Whether the diagonal is known without products."""
+        few = not self.form.refused and self.form.columns <= MOST_COLUMNS
+        return few and self.near.factors is not None
+
+    def why_not(self) -> str:
+        """Why there is no closed form, where that is known."""
+        if self.form.refused or self.form.columns <= MOST_COLUMNS:
+            return self.form.refused or self.near.why_not()
+        return f"{self.form.curved}, which takes {self.form.columns} signals a sample"
+
+    def sums(self, diagonal: bool = False) -> Tensor | None:
+        """The diagonal (P,) in float64, or its sum over each parameter; None without a form."""
+        if not self.closed_diagonal:
+            return None
+        extra = Residuals(self.problem, self.near.leaves, diagonal)
+        found = self.near.sums(diagonal, extra)
+        return None if self._differs(extra) else found
+
+    def sample(self, tol: float, seed: int) -> Estimate | None:
+        """The trace by random signals, where all would be too many."""
+        if self.trace_by != "rounds":
+            return None
+        near, seen = self.near, list[Residuals]()
+
+        def together(index: int) -> Residuals:
+            """Random signs at the activations, in a round with random factors at the output."""
+            seen.append(SampledResiduals(self.problem, near.leaves, seed, index))
+            return seen[-1]
+
+        def signs(rounds: range) -> list[float]:
+            """Random signs at the activations, for the output is exact."""
+            extra = ResidualRounds(self.problem, near.leaves, seed, rounds)
+            seen.append(extra)
+            assert near.factors is not None
+            near.accumulate(replace(near.factors, count=0), False, extra)
+            found: list[float] = self.problem.ranks.sum(
+                extra.totals, "the residuals of a trace"
+            ).tolist()
+            return found
+
+        if near.many:
+            found = near.sample(tol, seed, together)
+        else:
+            base = near.sums()
+            assert base is not None
+            found = mean_of_rounds(signs, tol, float(base.sum()))
+        return None if found is None or self._differs(*seen) else found
+
+    def _differs(self, *seen: Residuals) -> bool:
+        """Whether some data, on any rank, have no closed form; the form is updated."""
+        refused = next((extra.refused for extra in seen if extra.refused), "")
+        curved = self.form.curved or next((extra.curved for extra in seen if extra.curved), "")
+        columns = max(self.form.columns, *(extra.columns for extra in seen))
+        flat = self.problem.ranks.least(
+            0.0 if refused else 1.0, "a look at all outputs", self.problem.device
+        )
+        if not flat:
+            refused = refused or "an output that another rank saw is curved"
+        self.form = ModelForm(curved or refused, refused, columns=columns)
+        return bool(refused)

@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,29 +36,25 @@ from torch.func import grad, vmap
 
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
-from lambdahat.operators.exact import layer_squares
+from lambdahat.operators import linearise
+from lambdahat.operators.exact import layer_squares, validity
 from lambdahat.operators.exact.layer_squares import (
     Calls,
     LayerCall,
     Squares,
     add_squares,
-    full_name,
     names_in,
-    one_position,
     owner,
-    pulled_squares,
-    record_layers,
-    uses_of_leaves,
+    pull_squares,
 )
-from lambdahat.operators.exact.validity import (
-    SMOOTH,
-    Factors,
-    Few,
-    few_of,
-    form_of_graph,
-    tolerance,
+from lambdahat.operators.exact.validity import Factors, Few, separate_output
+from lambdahat.operators.linearise import (
+    Leaves,
+    kind_of,
+    loss_slopes,
+    nodes_below,
+    twice_differentiable,
 )
-from lambdahat.operators.linearise import kind_of, loss_slopes, nodes_below, twice_differentiable
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, rows_of, take
 from lambdahat.problem.memory import PASS
@@ -66,16 +64,15 @@ CHUNK = {"cpu": 512, "cuda": 8192}  # samples sent through together at the most 
 # … and the signals that come back for them, which a cache should hold
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 29}
 MIN_ROUNDS, MAX_ROUNDS = 8, 256
+MANY_FACTORS = 128  # signals sent back for each sample, beyond which a trace is sampled
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the data gone through the model: the output with its graph, and the uses of layers in
-    it.
+    """Some of the data after a forward pass: the output with its graph, and the uses of layers.
 
-    ``share`` is the weight of one of its samples; ``once`` are the uses of layers whose parameters
-    enter once, and ``layered`` those parameters; ``room`` the bytes that signals sent back through
-    it may take, if not the usual.
+    ``share`` is the weight of a sample; ``once`` are the uses of layers whose parameters enter
+    once, ``layered`` those parameters; ``room`` the bytes that signals may take, if not the usual.
     """
 
     batch: Batch
@@ -92,74 +89,155 @@ Extra = Callable[[Part], Squares]
 
 @dataclass(frozen=True)
 class Trusted:
-    """The parameters whose layer form agrees with per-sample gradients; the numbers that leave
-    all layers, a sample.
-    """
+    """The parameters whose layer form was verified, and the numbers all layers give a sample."""
 
     names: set[str]
     width: int
 
 
-def trace_of(
-    problem: Problem,
-    leaves: dict[str, Tensor],
-    factors: Factors,
-    extra: Extra | None = None,
-    trusted: Trusted | None = None,
-) -> float:
-    """tr (1/n) Σ_i J_iᵀ M_i J_i, exactly, and what ``extra`` adds."""
-    trusted = trusted or trusted_layers(few_of(problem, leaves))
-    return float(accumulate(problem, leaves, factors, trusted, False, extra).sum())
+class ClosedForm:
+    """Trace and diagonal of (1/n) Σ_i J_iᵀ M_i J_i without products, where they have a closed form.
 
-
-def diagonal_of(
-    problem: Problem,
-    leaves: dict[str, Tensor],
-    factors: Factors,
-    extra: Extra | None = None,
-    trusted: Trusted | None = None,
-) -> Tensor:
-    """diag (1/n) Σ_i J_iᵀ M_i J_i, exactly, and what ``extra`` adds: (P,) in float64."""
-    trusted = trusted or trusted_layers(few_of(problem, leaves))
-    return accumulate(problem, leaves, factors, trusted, True, extra)
-
-
-def sampled_trace(
-    problem: Problem,
-    leaves: dict[str, Tensor],
-    tol: float,
-    seed: int,
-    extra: Callable[[int], Extra] | None = None,
-    trusted: Trusted | None = None,
-) -> Estimate:
-    """The trace with one random factor a sample in place of all, E[s sᵀ] = M, in independent rounds
-    over the data.
-
-    Samples must not mix. ``extra`` makes what is added in a round.
+    ``kind`` of M is that of ``exact_factors``. What it takes is found when it is asked for.
     """
-    loss = problem.loss_function
-    assert loss is not None
-    trusted = trusted or trusted_layers(few_of(problem, leaves))
 
-    def one(index: int) -> float:
-        def drawn(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-            stream = generator(seed, "sampled trace", index, batch.index)
-            factor = loss.random_factor(output, problem.target(batch), stream)
-            return factor.unsqueeze(0), factor.new_ones(1, len(factor))
+    def __init__(self, problem: Problem, kind: str, samples: int = 1, seed: int = 0) -> None:
+        self.problem, self._kind = problem, (kind, samples, seed)
 
-        added = None if extra is None else extra(index)
-        return float(accumulate(problem, leaves, Factors(1, drawn), trusted, False, added).sum())
+    @cached_property
+    def leaves(self) -> dict[str, Tensor]:
+        """Products have leaves of their own, which are tied to the stream of a CUDA graph."""
+        return linearise.leaves_of(self.problem, self.problem.vector)
 
-    return mean_of_rounds(lambda indices: [one(index) for index in indices], tol)
+    @cached_property
+    def few(self) -> Few:
+        """What the checks look at; it holds a graph, and goes when the last has looked."""
+        return validity.few_of(self.problem, self.leaves)
+
+    @cached_property
+    def trusted(self) -> Trusted:
+        """The parameters that enter through layers with a closed form."""
+        found = trusted_layers(self.few)
+        del self.few
+        return found
+
+    @cached_property
+    def factors(self) -> Factors | None:
+        """The factors of M_i, where there are such."""
+        if self.problem.loss_function is None:
+            return None
+        found = validity.exact_factors(self.few, *self._kind)
+        if found is None:
+            del self.few
+        return found
+
+    @cached_property
+    def many(self) -> bool:
+        """Whether factors are so many, or so unknown, that random targets replace them."""
+        loss, factors = self.problem.loss_function, self.factors
+        if self._kind[0] != "hessian" or loss is None or not loss.likelihood:
+            return False
+        return factors is None or factors.count > MANY_FACTORS
+
+    @cached_property
+    def trace_by(self) -> str:
+        """How the trace is found: in "closed form", by "rounds" of random signals, or "" if not."""
+        if self.many and (self.factors is not None or separate_output(self.few) is not None):
+            return "rounds"
+        return "" if self.factors is None else "closed form"
+
+    @property
+    def closed_diagonal(self) -> bool:
+        """Whether the diagonal is known without products."""
+        return self.factors is not None
+
+    def why_not(self) -> str:
+        """Why there is no closed form, where that is known."""
+        if self.factors is not None or self.problem.loss_function is None:
+            return ""
+        if self.few.failed:
+            return self.few.failed
+        mixed = separate_output(self.few) is None
+        return "samples mix in the model" if mixed else "the loss has no factors at this output"
+
+    def forget(self) -> None:
+        """Let go of what takes memory."""
+        for kept in ("few", "leaves"):
+            self.__dict__.pop(kept, None)
+
+    def sums(self, diagonal: bool = False, extra: Extra | None = None) -> Tensor | None:
+        """The diagonal (P,) in float64 or its sum over each parameter, and what ``extra`` adds."""
+        return None if self.factors is None else self.accumulate(self.factors, diagonal, extra)
+
+    def sample(
+        self, tol: float, seed: int, extra: Callable[[int], Extra] | None = None
+    ) -> Estimate | None:
+        """The trace with one random factor a sample, E[s sᵀ] = M, in rounds over the data.
+
+        None where that is not needed; ``extra`` makes what is added in a round.
+        """
+        if self.trace_by != "rounds":
+            return None
+        problem, loss = self.problem, self.problem.loss_function
+        assert loss is not None
+
+        def one(index: int) -> float:
+            def draw(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+                stream = generator(seed, "sampled trace", index, batch.index)
+                factor = loss.random_factor(output, problem.target(batch), stream)
+                return factor.unsqueeze(0), factor.new_ones(1, len(factor))
+
+            added = None if extra is None else extra(index)
+            return float(self.accumulate(Factors(1, draw), False, added).sum())
+
+        return mean_of_rounds(lambda indices: [one(index) for index in indices], tol)
+
+    def accumulate(self, factors: Factors, diagonal: bool, extra: Extra | None) -> Tensor:
+        """Σ_b (w_b/B) Σ_ik c_ik (J_iᵀ s_ik)² in float64: (P,), or summed over each parameter."""
+        problem, leaves, trusted = self.problem, self.leaves, self.trusted
+        sizes = [leaf.numel() if diagonal else 1 for leaf in leaves.values()]
+        total = torch.zeros(sum(sizes), dtype=torch.float64, device=problem.device)
+        # bytes for signals, and again for what is formed of them: at most those of a pass
+        room = layer_squares.SIGNAL_BYTES
+        if problem.memory is not None:
+            room = min(room, int(PASS * problem.memory))
+        kind = problem.device.type if problem.device.type in CHUNK else "cpu"
+        # samples that are sent through together, by what their signals take
+        signal = factors.count * trusted.width * problem.dtype.itemsize
+        most = max(1, min(CHUNK[kind], min(CHUNK_BYTES[kind], room) // max(1, signal)))
+        with twice_differentiable():
+            for batch, share in _parts(problem, factors, most):
+                squares: Squares = {}
+                if trusted.names or extra is not None:
+                    output, calls = layer_squares.record_layers(problem, leaves, batch)
+                    once, fit, within = single_uses(leaves, batch, output, calls, trusted.names)
+                    # parameters that enter once, through a layer with a closed form
+                    if factors.count and within:
+                        signals, signs = factors.make(output.detach(), batch)
+                        found = pull_squares([output], [signals], signs, within, diagonal, room)
+                        squares = {name: square for name, square in found.items() if name in fit}
+                    if extra is not None:
+                        add_squares(squares, extra(Part(batch, share, output, once, fit, room)))
+                rest = [name for name in leaves if name not in squares] if factors.count else []
+                if rest:
+                    squares |= _sample_squares(
+                        problem, leaves, batch, factors, rest, diagonal, room
+                    )
+                if squares:
+                    parts = [
+                        squares[name].reshape(-1) if name in squares else total.new_zeros(size)
+                        for name, size in zip(leaves, sizes, strict=True)
+                    ]
+                    total.add_(torch.cat(parts), alpha=share)
+        return problem.ranks.sum(total, "the squares of a trace")
 
 
 def mean_of_rounds(
     more: Callable[[range], Sequence[float]], tol: float, offset: float = 0.0
 ) -> Estimate:
-    """``offset`` plus the mean of independent rounds, ``more(indices)`` giving the values of some.
+    """``offset`` plus the mean of independent rounds, whose values ``more(indices)`` gives.
 
-    Rounds are added until the 95 % interval is within ``tol`` of the value; the error is that
-    between rounds.
+    Rounds are added until the 95 % interval is within ``tol`` of the value.
     """
     rounds: list[float] = []
     while True:
@@ -174,61 +252,8 @@ def mean_of_rounds(
             return Estimate(mean, stderr, 0, status, len(values) - 1)
 
 
-def accumulate(
-    problem: Problem,
-    leaves: dict[str, Tensor],
-    factors: Factors,
-    trusted: Trusted,
-    diagonal: bool,
-    extra: Extra | None,
-) -> Tensor:
-    """Σ_b (w_b/B) Σ_ik c_ik (J_iᵀ s_ik)² in float64: (P,) if ``diagonal``, else summed for each
-    parameter.
-    """
-    sizes = [leaf.numel() if diagonal else 1 for leaf in leaves.values()]
-    total = torch.zeros(sum(sizes), dtype=torch.float64, device=problem.device)
-    room, kind = _room(problem), problem.device.type if problem.device.type in CHUNK else "cpu"
-    # samples that are sent through together, by what their signals take
-    signal = factors.count * trusted.width * problem.dtype.itemsize
-    most = max(1, min(CHUNK[kind], min(CHUNK_BYTES[kind], room) // max(1, signal)))
-    with twice_differentiable():
-        for batch, share in _parts(problem, factors, most):
-            squares: Squares = {}
-            if trusted.names or extra is not None:
-                output, calls = record_layers(problem, leaves, batch)
-                once, fit = used_once(leaves, batch, output, calls, trusted.names)
-                within = _holding(once, fit)
-                # parameters that enter once, through a layer with a closed form
-                if factors.count and within:
-                    signals, signs = factors.make(output.detach(), batch)
-                    found = pulled_squares([output], [signals], signs, within, diagonal, room)
-                    squares = {name: square for name, square in found.items() if name in fit}
-                if extra is not None:
-                    add_squares(squares, extra(Part(batch, share, output, once, fit, room)))
-            rest = [name for name in leaves if name not in squares] if factors.count else []
-            if rest:
-                squares |= _sample_squares(problem, leaves, batch, factors, rest, diagonal)
-            if squares:
-                parts = [
-                    squares[name].reshape(-1) if name in squares else total.new_zeros(size)
-                    for name, size in zip(leaves, sizes, strict=True)
-                ]
-                total.add_(torch.cat(parts), alpha=share)
-    return problem.ranks.sum(total, "the squares of a trace")
-
-
-def _room(problem: Problem) -> int:
-    """Bytes for signals, and again for what is formed of them: each at most what a pass over a
-    batch may take.
-    """
-    most = layer_squares.SIGNAL_BYTES
-    return most if problem.memory is None else min(most, int(PASS * problem.memory))
-
-
 def _parts(problem: Problem, factors: Factors, most: int) -> Iterator[tuple[Batch, float]]:
-    """The data in parts small enough for their back-propagated signals, each with the weight of
-    one of its samples.
-    """
+    """The data in parts whose signals fit, each with the weight of one of its samples."""
     loss = problem.loss_function
     assert loss is not None
     count = -1 - problem.ranks.rank
@@ -245,19 +270,16 @@ def _parts(problem: Problem, factors: Factors, most: int) -> Iterator[tuple[Batc
 
 
 def trusted_layers(few: Few) -> Trusted:
-    """Which layers give the gradient of a random mix of the outputs, from signals that keep samples
-    apart.
+    """Which layers give the gradient of a random mix of the outputs, sample by sample.
 
-    Agreement in numbers guards against everything a look at modules cannot see: hooks that change
-    what a layer gives, inputs whose first dimension is not the batch. With a mix u_i for each
-    sample a layer's form gives Σ_i J_iᵀu_i, and with d_i u_i in its place the signal of sample i is
-    d_i times what it was. Both come back in one pass too, by which those of factors will: torch's
-    rules for vmap are not all right, that of cdist for one.
+    Agreement in numbers guards against what modules do not show: hooks, inputs without the batch
+    first. With a mix u_i a layer's form gives Σ_i J_iᵀu_i, and with d_i u_i the signal of sample i
+    is d_i times what it was. Both come back in one pass, as factors will: not all of torch's vmap
+    rules are right.
     """
     output, leaves = few.output, few.leaves
     width = sum(call.width for found in few.calls.values() for call in found) // few.batch.size
-    once, fit = used_once(leaves, few.batch, output, few.calls, None)
-    within = _holding(once, fit)
+    _, fit, within = single_uses(leaves, few.batch, output, few.calls, None)
     if not within:
         return Trusted(set(), width)
     mixed = few.mixed()
@@ -278,22 +300,17 @@ def trusted_layers(few: Few) -> Trusted:
         if other is not None and prefix in mixed.signals:
             delta = mixed.signals[prefix].detach()
             pairs[f"{prefix}."] = (_by_rows(delta, factors[-len(other) :]), other)
-            own = (
-                (full_name(prefix, key), said)
-                for key, said in layer_squares.gradients(call, delta).items()
-            )
-            pairs |= {
-                name: (said, mixed.slopes[name].detach())
-                for name, said in own
-                if name in mixed.slopes
-            }
+            for key, said in layer_squares.gradients(call, delta).items():
+                name = layer_squares.full_name(prefix, key)
+                if name in mixed.slopes:
+                    pairs[name] = (said, mixed.slopes[name].detach())
     if not pairs:
         return Trusted(set(), width)
-    said = [pair[0] for pair in pairs.values()]
+    own = [pair[0] for pair in pairs.values()]
     slopes = [slope.to(like.dtype) for like, slope in pairs.values()]
-    norms = torch._foreach_norm([*torch._foreach_sub(said, slopes), *slopes])
+    norms = torch._foreach_norm([*torch._foreach_sub(own, slopes), *slopes])
     gaps, sizes = torch.stack(norms).view(2, -1).tolist()  # all read at once
-    allowed, rows = tolerance(few.problem), zip(pairs, gaps, sizes, strict=True)
+    allowed, rows = linearise.tolerance(few.problem), zip(pairs, gaps, sizes, strict=True)
     close = {name for name, gap, size in rows if gap <= allowed * size}
     return Trusted({name for name in fit if name in close and f"{owner(name)}." in close}, width)
 
@@ -303,70 +320,66 @@ def _by_rows(tensor: Tensor, factors: Tensor) -> Tensor:
     return tensor * factors.to(tensor.dtype).reshape(*factors.shape, *[1] * (tensor.ndim - 1))
 
 
-def used_once(
-    leaves: dict[str, Tensor], batch: Batch, output: Tensor, calls: Calls, wanted: set[str] | None
-) -> tuple[dict[str, LayerCall], set[str]]:
-    """The uses of layers with the batch first that are their only ones, and the parameters that
-    enter by them alone.
+def single_uses(
+    leaves: Leaves, batch: Batch, output: Tensor, calls: Calls, wanted: set[str] | None
+) -> tuple[dict[str, LayerCall], set[str], dict[str, LayerCall]]:
+    """The only uses of layers that put the batch first, the parameters used by them alone, and
+    their layers' uses.
     """
-    uses = uses_of_leaves(output)
-    once = {
-        prefix: found[0]
-        for prefix, found in calls.items()
-        if len(found) == 1 and found[0].samples == batch.size
+    # how often each leaf enters the graph of the output, by its id
+    below = (child for node in nodes_below([output.grad_fn]) for child, _ in node.next_functions)
+    uses = Counter(id(node.variable) for node in below if type(node).__name__ == "AccumulateGrad")
+    once = {}
+    for prefix, found in calls.items():
+        layer, entered = found[0].layer, found[0].entered
+        # a layer may take one sample without a dimension for the batch
+        own = len(layer.kernel_size) + 1 if isinstance(layer, linearise.CONVOLUTIONS) else 1
+        if len(found) == 1 and entered.ndim > own and len(entered) == batch.size:
+            once[prefix] = found[0]
+    names = set().union(*(names_in(prefix, call.layer, leaves) for prefix, call in once.items()))
+    fit = {
+        name for name in names if uses[id(leaves[name])] == 1 and (wanted is None or name in wanted)
     }
-    own = set().union(*(names_in(prefix, call.layer, leaves) for prefix, call in once.items()))
-    return once, {
-        name for name in own if uses[id(leaves[name])] == 1 and (wanted is None or name in wanted)
-    }
-
-
-def _holding(once: dict[str, LayerCall], fit: set[str]) -> dict[str, LayerCall]:
-    """The uses of the layers that some parameters belong to."""
     owners = {owner(name) for name in fit}
-    return {prefix: call for prefix, call in once.items() if prefix in owners}
+    return once, fit, {prefix: call for prefix, call in once.items() if prefix in owners}
 
 
 def _sample_squares(
     problem: Problem,
-    leaves: dict[str, Tensor],
+    leaves: Leaves,
     batch: Batch,
     factors: Factors,
     names: list[str],
     diagonal: bool,
+    room: int,
 ) -> Squares:
     """The squares of any parameters, from per-sample gradients, a few samples at a time."""
     with torch.no_grad():
         output = problem.output(leaves, batch)
     signals, signs = factors.make(output.detach(), batch)
     gradients = _sample_gradients(problem, leaves, names)
-    rows = max(
-        1, _room(problem) // (sum(leaves[name].numel() for name in names) * output.element_size())
-    )
+    numbers = sum(leaves[name].numel() for name in names)
+    rows = max(1, room // (numbers * output.element_size()))
     squares: Squares = {}
     for start in range(0, batch.size, rows):
-        part = take(batch, slice(start, start + rows))
+        where = slice(start, start + rows)
+        part = take(batch, where)
         for signal, sign in zip(signals, signs, strict=True):
-            found = gradients(part, signal[start : start + rows])
-            for name, tensor in found.items():
+            for name, tensor in gradients(part, signal[where]).items():
                 wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-                weighted = torch.einsum(
-                    "b...,b->...", wide.square(), sign[start : start + rows].to(wide)
-                )
-                add_squares(squares, {name: weighted if diagonal else weighted.sum()})
+                found = torch.einsum("b...,b->...", wide.square(), sign[where].to(wide))
+                add_squares(squares, {name: found if diagonal else found.sum()})
     return squares
 
 
 def _sample_gradients(
-    problem: Problem, leaves: dict[str, Tensor], names: list[str]
+    problem: Problem, leaves: Leaves, names: list[str]
 ) -> Callable[[Batch, Tensor], dict[str, Tensor]]:
-    """(samples, signals (b, …)) ↦ J_iᵀ s_i of every sample (b, …) by parameter: by vmap where
-    the model takes it.
-    """
+    """(samples, signals (b, …)) ↦ J_iᵀ s_i of every sample, by vmap where possible."""
     fixed = {name: leaf.detach() for name, leaf in leaves.items()}
     chosen = {name: fixed[name] for name in names}
 
-    def along(parameters: dict[str, Tensor], sample: Batch, signal: Tensor) -> Tensor:
+    def along(parameters: Leaves, sample: Batch, signal: Tensor) -> Tensor:
         output: Tensor = problem.output({**fixed, **parameters}, sample)
         return (output * signal.unsqueeze(0)).sum()
 
@@ -383,12 +396,9 @@ def _sample_gradients(
                 each_of = vmap(lambda signal, *rows: grad(along)(chosen, single(*rows), signal))
                 return each_of(signals, *columns)  # type: ignore[no-any-return]
         except RuntimeError:  # an operation that vmap does not take
-            singles = (take(part, slice(i, i + 1)) for i in range(part.size))
-            each = [one(single, signal) for single, signal in zip(singles, signals, strict=True)]
-            return {
-                name: torch.stack(parts)
-                for name, parts in zip(names, zip(*each, strict=True), strict=True)
-            }
+            each = [one(take(part, slice(i, i + 1)), signals[i]) for i in range(part.size)]
+            stacked = (torch.stack(parts) for parts in zip(*each, strict=True))
+            return dict(zip(names, stacked, strict=True))
 
     return gradients
 
@@ -402,15 +412,15 @@ _ELEMENTWISE = """
     Abs Add Clamp ClampMax ClampMin Div Hardshrink Hardtanh LeakyRelu MaskedFill Mul Neg Relu
     Rsub Softshrink Sub Threshold"""
 
-MOVES, ELEMENTWISE = frozenset(_MOVES.split()), SMOOTH | frozenset(_ELEMENTWISE.split())
+MOVES, ELEMENTWISE = frozenset(_MOVES.split()), validity.SMOOTH | frozenset(_ELEMENTWISE.split())
 
 
 @dataclass(frozen=True)
 class Bend:
     """A smooth activation a = φ(z): the edge that z came by, and r = φ''(z)·∂ℓ/∂a (B, …).
 
-    ``near``: the diagonal (B, O) of Jᵀdiag(r)J at the layers that at most one linear map separates
-    from z, by name. ``far``: the layers below whose part takes the whole matrix.
+    ``near``: diagonals (B, O) of Jᵀdiag(r)J at layers that at most one linear map separates from z.
+    ``far``: the layers below, which take the whole matrix.
     """
 
     edge: GradientEdge
@@ -427,38 +437,33 @@ class Bend:
 class Residuals:
     """Σ_k Σ_i r_ki (∂z_ki/∂θ_j)² for each part of the data that it is called with, exactly.
 
-    What it finds in the graphs is kept: ``curved``, the first smooth activation; ``refused``, why a
-    part has no such form; ``columns``, the largest number of signals that far layers take.
+    It keeps ``curved``, the first smooth activation; ``refused``, why a part has no such form; and
+    ``columns``, the largest number of signals for far layers.
     """
 
-    def __init__(self, problem: Problem, leaves: dict[str, Tensor], diagonal: bool = False) -> None:
+    def __init__(self, problem: Problem, leaves: Leaves, diagonal: bool = False) -> None:
         self.problem, self.leaves, self.diagonal = problem, leaves, diagonal
         self.curved, self.refused, self.columns = "", "", 0
 
     def __call__(self, part: Part) -> Squares:
-        return self.squares_of(
-            self.bends(part, lambda: loss_slopes(self.problem, part.output, part.batch)[0]), part
-        )
+        bends = self.bends(part, lambda: loss_slopes(self.problem, part.output, part.batch)[0])
+        return self.squares_of(bends, part) if bends else {}
 
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
         """Of these activations."""
         found = [_near_squares(bends, part.once, self.diagonal)]
-        return _sum_squares(
-            found + [_far_squares(bend, part, self.diagonal) for bend in bends if bend.far], part
-        )
+        found += [_far_squares(bend, part, self.diagonal) for bend in bends if bend.far]
+        return _sum_squares(found, part)
 
     def bends(self, part: Part, slope: Callable[[], Tensor]) -> list[Bend]:
-        """The smooth activations of a part, for ∂ℓ/∂z = ``slope()`` (B, …) at its output; none if
-        it has no form.
-        """
-        form = form_of_graph(self.problem, self.leaves, part.batch, part.output)
+        """The smooth activations of a part, given ∂ℓ/∂z (B, …) at its output; none if refused."""
+        form = validity.form_of_graph(self.problem, self.leaves, part.batch, part.output)
         outside = sorted(set(self.leaves) - part.layered) if form.bends else []
-        if outside and not form.refused:
-            reason = (
-                f"{outside[0]} does not enter once, through a linear, convolution or batch-norm"
-                " layer"
+        if outside and not form.refused and not self.refused:
+            self.refused = (
+                f"{form.curved}, and {outside[0]} does not enter once, through a linear,"
+                " convolution or batch-norm layer"
             )
-            self.refused = self.refused or f"{form.curved}, and {reason}"
         self.curved, self.refused = self.curved or form.curved, self.refused or form.refused
         found = [] if self.refused or not form.bends else list(_bends(form.bends, part, slope()))
         self.columns = max(self.columns, sum(bend.columns for bend in found))
@@ -468,33 +473,25 @@ class Residuals:
 class SampledResiduals(Residuals):
     """The same by random signs: the round that ``index`` names."""
 
-    def __init__(self, problem: Problem, leaves: dict[str, Tensor], seed: int, index: int) -> None:
+    def __init__(self, problem: Problem, leaves: Leaves, seed: int, index: int) -> None:
         super().__init__(problem, leaves)
         self.seed, self.index = seed, index
 
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
-        return (
-            _sum_squares([_sampled_squares(bends, part, self.seed, self.index)], part)
-            if bends
-            else {}
-        )
+        return _sum_squares([_sampled_squares(bends, part, self.seed, self.index)], part)
 
 
 class ResidualRounds(Residuals):
-    """Several rounds of random signs in one pass over the data: ``totals`` (R,), the trace by
-    each.
-    """
+    """Several rounds of random signs in one pass over the data; ``totals`` (R,) are traces."""
 
-    def __init__(
-        self, problem: Problem, leaves: dict[str, Tensor], seed: int, rounds: Sequence[int]
-    ) -> None:
+    def __init__(self, problem: Problem, leaves: Leaves, seed: int, rounds: Sequence[int]) -> None:
         super().__init__(problem, leaves)
         self.seed, self.rounds = seed, rounds
         self.totals = torch.zeros(len(rounds), dtype=torch.float64, device=problem.device)
 
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
         """Nothing: the rounds are added up here."""
-        for place, index in enumerate(self.rounds if bends else ()):
+        for place, index in enumerate(self.rounds):
             found = _sum_squares([_sampled_squares(bends, part, self.seed, index)], part).values()
             self.totals[place] += part.share * torch.stack(list(found)).sum(dtype=torch.float64)
         return {}
@@ -504,9 +501,7 @@ def _sum_squares(found: Sequence[Squares], part: Part) -> Squares:
     """The sum over some, of the parameters that enter by layers alone."""
     total: Squares = {}
     for squares in found:
-        add_squares(
-            total, {name: square for name, square in squares.items() if name in part.layered}
-        )
+        add_squares(total, {k: square for k, square in squares.items() if k in part.layered})
     return total
 
 
@@ -519,18 +514,12 @@ def _bends(nodes: Sequence[Any], part: Part, slope: Tensor) -> Iterator[Bend]:
         residual = second_slope(node, delta, edge)
         near, stop = _descend(edge, residual, lefts, part.once)
         below = set(nodes_below([stop]))
-        yield Bend(
-            edge,
-            residual,
-            near,
-            tuple(prefix for (left, _), prefix in lefts.items() if left in below),
-        )
+        far = tuple(prefix for (left, _), prefix in lefts.items() if left in below)
+        yield Bend(edge, residual, near, far)
 
 
 def second_slope(node: Any, delta: Tensor, edge: GradientEdge) -> Tensor:
-    """φ''(z)·δ: the derivative of φ'(z)·δ, which is what the node itself computes, with the graph
-    of z.
-    """
+    """φ''(z)·δ: the derivative of φ'(z)·δ, which the node computes, with the graph of z."""
     slope = node(delta)
     if not slope.requires_grad:
         return torch.zeros_like(slope)
@@ -547,10 +536,10 @@ def _descend(
     lefts: dict[tuple[Any, int], str],
     once: dict[str, LayerCall],
 ) -> tuple[dict[str, Tensor], Any]:
-    """The diagonal of Jᵀdiag(r)J at the layers that it is enough for, and the node below which it
-    is not.
+    """The diagonal of Jᵀdiag(r)J at the layers where it suffices, and the node below which it does
+    not.
 
-    Down from z, as long as one path leads there: a second linear map would take the whole matrix.
+    A second linear map on the way down would take the whole matrix.
     """
     q = residual.to(torch.promote_types(residual.dtype, torch.float32))
     near: dict[str, Tensor] = {}
@@ -578,13 +567,9 @@ def _descend(
 
 
 def _through(node: Any, q: Tensor) -> tuple[tuple[Any, int], Tensor] | None:
-    """The edge below a node that moves elements or acts on each, and the diagonal there; None for
-    other nodes.
-    """
-    kind = kind_of(node)
-    inputs = [
-        (index, child) for index, child in enumerate(node.next_functions) if child[0] is not None
-    ]
+    """The edge below a node that moves or maps single elements, and the diagonal there."""
+    kind, children = kind_of(node), enumerate(node.next_functions)
+    inputs = [(index, child) for index, child in children if child[0] is not None]
     if len(inputs) != 1 or not (kind in MOVES or kind in ELEMENTWISE):
         return None
     (index, place), dtype = inputs[0], node._input_metadata[0].dtype
@@ -605,11 +590,11 @@ def _near_squares(bends: Sequence[Bend], once: dict[str, LayerCall], diagonal: b
     for prefix, q in total.items():
         entered = once[prefix].entered.to(q.dtype)
         if isinstance(once[prefix].layer, nn.Linear):
-            found = one_position(entered, q, diagonal)
+            found = layer_squares.one_position(entered, q, diagonal)
         else:
             found = {"weight": (q * entered.square()).sum(dim=0), "bias": q.sum(dim=0)}
             found = found if diagonal else {key: square.sum() for key, square in found.items()}
-        squares |= {full_name(prefix, key): square for key, square in found.items()}
+        squares |= {layer_squares.full_name(prefix, key): square for key, square in found.items()}
     return squares
 
 
@@ -627,7 +612,7 @@ def _far_squares(bend: Bend, part: Part, diagonal: bool) -> Squares:
         seeds = flat.new_zeros(len(where), size, width)
         seeds[torch.arange(len(where), device=flat.device), :, where] = root[:, where].T
         seeds = seeds.reshape(-1, *bend.residual.shape)
-        found = pulled_squares([bend.edge], [seeds], sign[:, where].T, calls, diagonal, part.room)
+        found = pull_squares([bend.edge], [seeds], sign[:, where].T, calls, diagonal, part.room)
         add_squares(squares, found)
     return squares
 
@@ -637,11 +622,8 @@ def _sampled_squares(bends: Sequence[Bend], part: Part, seed: int, index: int) -
     seeds, rng = [], generator(seed, "sampled residuals", index, part.batch.index)
     for bend in bends:
         signs = torch.randint(2, bend.residual.shape, generator=rng).to(bend.residual) * 2 - 1
-        seeds.append(
-            torch.stack(
-                [part.clamp(min=0).sqrt() * signs for part in (bend.residual, -bend.residual)]
-            )
-        )
+        halves = (bend.residual, -bend.residual)
+        seeds.append(torch.stack([half.clamp(min=0).sqrt() * signs for half in halves]))
     signs = seeds[0].new_ones(2, len(bends[0].residual))
     signs[1] = -1.0
-    return pulled_squares([bend.edge for bend in bends], seeds, signs, part.once, False, part.room)
+    return pull_squares([bend.edge for bend in bends], seeds, signs, part.once, False, part.room)

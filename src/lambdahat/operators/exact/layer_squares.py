@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -18,22 +17,21 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 
-from lambdahat.operators.linearise import nodes_below
+from lambdahat.operators.linearise import CONVOLUTIONS, Leaves, windows
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 KNOWN = (nn.Linear, *CONVOLUTIONS, *BATCH_NORMS)
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One use of a layer in the forward pass: what entered (normalised, for batch-norm) and the
-    edge it left by.
+    """One use of a layer: its input (normalised, for batch-norm), and the edge that its output left
+    by.
 
-    ``came`` is the edge that the input came by, None for a constant one. ``slope`` is W (O, I) of a
-    linear layer and γ/√(var + ε) (C,) of batch-norm, None of others.
+    ``came`` is the edge of the input, None if constant. ``slope`` is W (O, I) of a linear layer and
+    γ/√(var + ε) (C,) of batch-norm, None of others.
     """
 
     layer: nn.Module
@@ -43,26 +41,14 @@ class LayerCall:
     came: GradientEdge | None
     slope: Tensor | None
 
-    @property
-    def samples(self) -> int:
-        """The length of the first dimension; 0 where that is no batch's, for the layer took one
-        sample without it.
-        """
-        own = len(self.layer.kernel_size) + 1 if isinstance(self.layer, CONVOLUTIONS) else 1
-        return len(self.entered) if self.entered.ndim > own else 0
-
 
 Calls = dict[str, list[LayerCall]]
 
 
-def record_layers(
-    problem: Problem, leaves: dict[str, Tensor], batch: Batch
-) -> tuple[Tensor, Calls]:
-    """The output for a batch and the uses of its layers that have a closed form, by the layer's
-    name.
+def record_layers(problem: Problem, leaves: Leaves, batch: Batch) -> tuple[Tensor, Calls]:
+    """The output for a batch, and the uses of layers that have a closed form, by layer.
 
-    Linear layers are recorded with their weights held constant too: what bends above them reaches
-    the layers below.
+    Linear layers with constant weights are included: what bends above them reaches those below.
     """
     calls: Calls = {}
 
@@ -94,15 +80,7 @@ def record_layers(
             handle.remove()
 
 
-def uses_of_leaves(output: Tensor) -> Counter[int]:
-    """How often each leaf enters the graph of the output, by its id."""
-    children = (child for node in nodes_below([output.grad_fn]) for child, _ in node.next_functions)
-    return Counter(
-        id(child.variable) for child in children if type(child).__name__ == "AccumulateGrad"
-    )
-
-
-def names_in(prefix: str, layer: nn.Module, leaves: dict[str, Tensor]) -> set[str]:
+def names_in(prefix: str, layer: nn.Module, leaves: Leaves) -> set[str]:
     """The leaves that are a layer's own parameters."""
     own = (
         full_name(prefix, key) for key, tensor in layer._parameters.items() if tensor is not None
@@ -121,11 +99,7 @@ def owner(name: str) -> str:
 
 
 def _standardise(layer: nn.Module, entered: Tensor) -> tuple[Tensor, Tensor]:
-    """x̂ = (x − mean)/√(var + ε) by the running statistics in use during the call, which may not be
-    the layer's own.
-
-    The slope is that of z = γ·x̂ + β in x.
-    """
+    """x̂ = (x − mean)/√(var + ε) by the running statistics in use, and the slope of γ·x̂ + β in x."""
     mean, variance = layer.running_mean, layer.running_var
     assert isinstance(mean, Tensor)
     assert isinstance(variance, Tensor)
@@ -146,35 +120,47 @@ Squares = dict[str, Tensor]
 Deltas = Sequence[Tensor] | Tensor  # K signals (B, …), or one tensor (K, B, …)
 
 
-def pulled_squares(
-    tops: Sequence[Tensor | GradientEdge],
+def pull_squares(
+    tops: Sequence[Any],
     seeds: Sequence[Tensor],
     signs: Tensor,
     calls: dict[str, LayerCall],
     diagonal: bool,
     room: int | None = None,
 ) -> Squares:
-    """The squares of the layers called, for K seeds (K, B, …) at each of some places above and
-    signs (K, B).
+    """The squares of the layers called, for K seeds (K, B, …) at places above and signs (K, B).
 
-    Summed over each parameter's elements unless ``diagonal``; by the parameter's name. Signals take
-    ``room`` bytes at the most, and what is formed of them as many again; ``SIGNAL_BYTES`` if not
-    given.
+    By parameter, summed over its elements unless ``diagonal``. Signals take ``room`` bytes at most,
+    and what is formed of them as many again; ``SIGNAL_BYTES`` if not given.
     """
     squares: Squares = {}
-    edges = [call.left for call in calls.values()]
+    edges, width = [call.left for call in calls.values()], sum(c.width for c in calls.values())
     room = SIGNAL_BYTES if room is None else room
+
+    def together(count: int) -> bool:
+        """Whether so many factors go back in one pass: where launching kernels dominates."""
+        return count > 1 and (seeds[0].is_cuda or count * width <= FEW_SIGNALS)
+
     # as many factors together as keep their signals within the budget, at a layer's output and, on
     # the way there, at its input; half as many where one pass makes all of them, which holds those
     # of two layers at a time beside the ones that are kept
     row = sum(max(call.entered.numel(), call.width) for call in calls.values())
     row *= seeds[0].element_size()
     step = max(1, min(len(seeds[0]), room // max(1, row)))
-    if _together(step, seeds, calls):
+    if together(step):
         step = max(1, min(step, room // max(1, 2 * row)))
     for start in range(0, len(signs), step):
         part = slice(start, start + step)
-        back = _signals(tops, edges, [seed[part] for seed in seeds], calls)
+        some = [seed[part] for seed in seeds]
+        back: Sequence[Deltas | None] | None = None
+        if together(len(some[0])):
+            back = in_one_pass(tops, edges, some)
+        if back is None:
+            columns = [
+                torch.autograd.grad(tops, edges, seed, retain_graph=True, allow_unused=True)
+                for seed in zip(*some, strict=True)
+            ]
+            back = [None if found[0] is None else found for found in zip(*columns, strict=True)]
         for (prefix, call), deltas in zip(calls.items(), back, strict=True):
             found = {} if deltas is None else _squares(call, deltas, signs[part], diagonal, room)
             add_squares(squares, {full_name(prefix, key): square for key, square in found.items()})
@@ -182,9 +168,7 @@ def pulled_squares(
 
 
 def gradients(call: LayerCall, delta: Tensor) -> Squares:
-    """Σ_i J_iᵀδ_i of a layer's parameters, by name in it, for one signal δ (B, …) from all
-    samples together.
-    """
+    """Σ_i J_iᵀδ_i of a layer's parameters by their name in it, for a signal δ (B, …)."""
     wide = torch.promote_types(call.entered.dtype, torch.float32)
     layer, a, d = call.layer, call.entered.to(wide), delta.to(wide)
     if isinstance(layer, nn.Linear):
@@ -204,44 +188,12 @@ def add_squares(total: Squares, more: Squares) -> None:
         total[name] = total[name] + square if name in total else square
 
 
-def _together(count: int, seeds: Sequence[Tensor], calls: dict[str, LayerCall]) -> bool:
-    """Whether so many factors go back in one pass: where the time is that of starting
-    operations.
-    """
-    few = count * sum(call.width for call in calls.values()) <= FEW_SIGNALS
-    return count > 1 and (seeds[0].is_cuda or few)
-
-
-def _signals(
-    tops: Sequence[Any],
-    edges: list[GradientEdge],
-    seeds: Sequence[Tensor],
-    calls: dict[str, LayerCall],
-) -> Sequence[Deltas | None]:
-    """δ (B, …) at each edge, for each of K seeds above; None at an edge that is not below.
-
-    All seeds go in one pass where the time is that of starting operations, and one by one where it
-    is arithmetic.
-    """
-    if _together(len(seeds[0]), seeds, calls):
-        found = in_one_pass(tops, edges, seeds)
-        if found is not None:
-            return found
-    columns = [
-        torch.autograd.grad(tops, edges, seed, retain_graph=True, allow_unused=True)
-        for seed in zip(*seeds, strict=True)
-    ]
-    return [None if found[0] is None else found for found in zip(*columns, strict=True)]
-
-
 def in_one_pass(
     tops: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Tensor]
 ) -> list[Tensor | None] | None:
-    """What comes back to each input for K seeds (K, …) at the tops, (K, …); None if vmap does not
-    take the graph.
+    """What comes back to each input for K seeds (K, …) at the tops; None if vmap fails.
 
-    Not by ``is_grads_batched``, which has no rules for convolutions and pooling and goes through
-    their seeds in turn.
+    ``is_grads_batched`` has no rules for convolutions and pooling and would loop over the seeds.
     """
     below: list[bool] = []
 
@@ -263,19 +215,12 @@ def in_one_pass(
 
 @dataclass(frozen=True)
 class _Shared:
-    """A weight (g·O, I, …) that a sample uses at L positions."""
+    """A weight of g groups of O outputs and I inputs that a sample uses at L positions."""
 
-    shape: tuple[int, ...]
     groups: int
+    outputs: int
+    inputs: int
     length: int
-
-    @property
-    def outputs(self) -> int:
-        return self.shape[0] // self.groups
-
-    @property
-    def inputs(self) -> int:
-        return math.prod(self.shape[1:])
 
     @property
     def single(self) -> bool:
@@ -284,15 +229,11 @@ class _Shared:
 
     @property
     def by_positions(self) -> bool:
-        """Whether L×L products of positions are fewer numbers, and less arithmetic, than O×I
-        gradients.
-        """
+        """Whether L×L products of positions cost less than O×I gradients."""
         return self.length * (self.outputs + self.inputs) <= self.outputs * self.inputs
 
     def numbers(self, count: int, diagonal: bool) -> int:
-        """What ``count`` factors of one sample take: copies of signals and inputs, and the
-        products of both.
-        """
+        """How many numbers ``count`` factors of one sample take."""
         copies = self.groups * self.length * (count * self.outputs + 2 * (self.inputs + 1))
         if self.single:
             return copies
@@ -302,34 +243,28 @@ class _Shared:
 
 
 def _squares(call: LayerCall, deltas: Deltas, signs: Tensor, diagonal: bool, room: int) -> Squares:
-    """Of one layer, from its input (B, …), K signals (B, …) and signs (K, B), by as many samples as
-    fit.
+    """The squares of one layer from its input (B, …), K signals (B, …) and signs (K, B), in chunks.
 
     Squares and their sums are taken in single precision at least.
     """
     size, layer, shared = len(call.entered), call.layer, None
-    if isinstance(layer, (nn.Linear, *CONVOLUTIONS)):  # not batch-norm
-        groups = 1 if isinstance(layer, nn.Linear) else layer.groups
-        length = call.width // max(1, size * len(layer.weight))
-        shared = _Shared(tuple(layer.weight.shape), groups, length)
     wide = torch.promote_types(call.entered.dtype, torch.float32)
-    numbers = (
-        2 * len(signs) * call.width // max(1, size)
-        if shared is None
-        else shared.numbers(len(signs), diagonal)
-    )
+    numbers = 2 * len(signs) * call.width // max(1, size)
+    if isinstance(layer, (nn.Linear, *CONVOLUTIONS)):  # not batch-norm
+        groups, outputs = getattr(layer, "groups", 1), len(layer.weight)
+        length = call.width // max(1, size * outputs)
+        shared = _Shared(groups, outputs // groups, layer.weight[0].numel(), length)
+        numbers = shared.numbers(len(signs), diagonal)
     room = room if signs.is_cuda else min(room, FORMED_BYTES)
     rows = max(1, room // max(1, numbers * wide.itemsize))
     if rows >= size:
-        return _rows_squares(call.layer, call.entered, deltas, signs, shared, diagonal)
+        return _rows_squares(layer, call.entered, deltas, signs, shared, diagonal)
     total: Squares = {}
     for start in range(0, size, rows):
         part = slice(start, start + rows)
         some = deltas[:, part] if isinstance(deltas, Tensor) else [delta[part] for delta in deltas]
-        add_squares(
-            total,
-            _rows_squares(call.layer, call.entered[part], some, signs[:, part], shared, diagonal),
-        )
+        found = _rows_squares(layer, call.entered[part], some, signs[:, part], shared, diagonal)
+        add_squares(total, found)
     return total
 
 
@@ -342,79 +277,69 @@ def _rows_squares(
     diagonal: bool,
 ) -> Squares:
     """Of some samples together."""
-    wide = torch.promote_types(entered.dtype, torch.float32)
-    entered, signs = entered.to(wide), signs.to(wide)
-    deltas = _map_signals(deltas, lambda delta, _: delta.to(wide))
+    wide, linear = torch.promote_types(entered.dtype, torch.float32), isinstance(layer, nn.Linear)
+    a, signs = entered.to(wide), signs.to(wide)
+    ds = _map_signals(deltas, lambda delta, _: delta.to(wide))
     if shared is None:
-        stacked = deltas if isinstance(deltas, Tensor) else torch.stack(tuple(deltas))
-        return _norm_squares(entered, stacked, signs, diagonal)
-    if isinstance(layer, nn.Linear) and shared.single:
-        ds = _map_signals(deltas, lambda delta, batch: delta.flatten(batch + 1))
-        return _linear_squares(entered.flatten(1), ds, signs, diagonal)
-    if isinstance(layer, nn.Linear):
-        a = entered.flatten(1, -2).transpose(1, 2)
-        ds = _map_signals(
-            deltas, lambda delta, batch: delta.flatten(batch + 1, -2).transpose(-1, -2)
-        )
+        stacked = ds if isinstance(ds, Tensor) else torch.stack(tuple(ds))
+        return _norm_squares(a, stacked, signs, diagonal)
+    if linear and shared.single:
+        ds = _map_signals(ds, lambda delta, batch: delta.flatten(batch + 1))
+        return _linear_squares(a.flatten(1), ds, signs, diagonal)
+    if linear:
+        a = a.flatten(1, -2).transpose(1, 2)
+        ds = _map_signals(ds, lambda delta, batch: delta.flatten(batch + 1, -2).transpose(-1, -2))
     else:
-        a, ds = (
-            patches(layer, entered),
-            _map_signals(deltas, lambda delta, batch: delta.flatten(batch + 2)),
-        )
+        a = patches(layer, a)
+        ds = _map_signals(ds, lambda delta, batch: delta.flatten(batch + 2))
     if shared.single:
-        squares = _linear_squares(
-            a.squeeze(2), _map_signals(ds, lambda delta, _: delta.squeeze(-1)), signs, diagonal
-        )
+        ds = _map_signals(ds, lambda delta, _: delta.squeeze(-1))
+        squares = _linear_squares(a.squeeze(2), ds, signs, diagonal)
     elif shared.by_positions and not diagonal:
         return _position_squares(a, ds, signs, shared)
     else:
         squares = _shared_squares(a, ds, signs, shared, diagonal)
-    return {**squares, "weight": squares["weight"].reshape(shared.shape)} if diagonal else squares
+    if diagonal:
+        squares["weight"] = squares["weight"].reshape(layer.weight.shape)  # type: ignore[arg-type]
+    return squares
 
 
 def _map_signals(deltas: Deltas, change: Callable[[Tensor, int], Tensor]) -> Deltas:
     """``change(signals, dimension of the batch)`` of all."""
-    return (
-        change(deltas, 1) if isinstance(deltas, Tensor) else [change(delta, 0) for delta in deltas]
-    )
+    if isinstance(deltas, Tensor):
+        return change(deltas, 1)
+    return [change(delta, 0) for delta in deltas]
 
 
 def _linear_squares(entered: Tensor, deltas: Deltas, signs: Tensor, diagonal: bool) -> Squares:
     """One position a sample: (δaᵀ)² = δ²(a²)ᵀ."""
+    if diagonal and isinstance(deltas, Tensor):
+        return one_position(entered, deltas.square().mul_(signs.unsqueeze(2)).sum(dim=0), True)
     if diagonal:
-        if isinstance(deltas, Tensor):
-            return one_position(entered, deltas.square().mul_(signs.unsqueeze(2)).sum(dim=0), True)
         each = (d.square().mul_(sign.unsqueeze(1)) for d, sign in zip(deltas, signs, strict=True))
         return one_position(entered, reduce(Tensor.add_, each), True)
-    if isinstance(deltas, Tensor):
-        lengths = torch.linalg.vector_norm(deltas, dim=2)
-    else:
-        lengths = torch.stack([torch.linalg.vector_norm(d, dim=1) for d in deltas])
-    sizes = (lengths.square() * signs).sum(dim=0)
-    return {
-        "weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(),
-        "bias": sizes.sum(),
-    }
+    lengths = _map_signals(deltas, lambda d, batch: torch.linalg.vector_norm(d, dim=batch + 1))
+    stacked = lengths if isinstance(lengths, Tensor) else torch.stack(list(lengths))
+    return _outer_sums((stacked.square() * signs).sum(dim=0), entered)
+
+
+def _outer_sums(sizes: Tensor, entered: Tensor) -> Squares:
+    """The sums of squares of outer products, from ‖δ‖² (B,) and the inputs a (B, I)."""
+    lengths = torch.linalg.vector_norm(entered, dim=1)
+    return {"weight": sizes @ lengths.square(), "bias": sizes.sum()}
 
 
 def one_position(entered: Tensor, curvature: Tensor, diagonal: bool) -> Squares:
-    """Of a linear layer with ∂²ℓ_i/∂z_o² = ``curvature`` (B, O): ∂²ℓ_i/∂W_oj² =
-    a_j²·∂²ℓ_i/∂z_o².
-    """
+    """The squares of a linear layer, ∂²ℓ_i/∂W_oj² = a_j²·``curvature``_io, (B, O)."""
     if diagonal:
         return {"weight": curvature.T @ entered.square(), "bias": curvature.sum(dim=0)}
-    sizes = curvature.sum(dim=1)
-    return {
-        "weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(),
-        "bias": sizes.sum(),
-    }
+    return _outer_sums(curvature.sum(dim=1), entered)
 
 
 def _shared_squares(
     entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared, diagonal: bool
 ) -> Squares:
-    """A weight shared over L positions: G_ik = Σ_l δ_l a_lᵀ from a (B, g·I, L) and K signals (B,
-    g·O, L).
+    """A weight shared over L positions: G_ik = Σ_l δ_l a_lᵀ, a (B, g·I, L), K signals (B, g·O, L).
 
     A row of ones beside a gives the bias's gradient in the same product.
     """
@@ -425,9 +350,8 @@ def _shared_squares(
         d = deltas.reshape(count, *rows).transpose(0, 1)
     else:
         d = torch.stack([delta.reshape(rows) for delta in deltas], dim=1)
-    per_sample = torch.bmm(d.flatten(1, 2), a.transpose(1, 2)).reshape(
-        size, groups, count, shared.outputs, -1
-    )
+    product = torch.bmm(d.flatten(1, 2), a.transpose(1, 2))
+    per_sample = product.reshape(size, groups, count, shared.outputs, -1)
     if diagonal:
         squares = per_sample.square_().mul_(signs.T[:, None, :, None, None]).sum(dim=(0, 2))
         return {"weight": squares[..., :-1], "bias": squares[..., -1].flatten()}
@@ -446,66 +370,30 @@ def _position_squares(entered: Tensor, deltas: Deltas, signs: Tensor, shared: _S
     count, size, pairs = len(d), len(entered) * shared.groups, shared.length**2
     d = d.reshape(count * size, shared.outputs, shared.length)
     a = entered.reshape(size, shared.inputs, shared.length)
-    ours, theirs = (
-        torch.bmm(d.mT, d).reshape(count, size, pairs),
-        torch.bmm(a.mT, a).reshape(size, pairs),
+    ours = torch.bmm(d.mT, d).reshape(count, size, pairs)
+    theirs = torch.bmm(a.mT, a).reshape(size, pairs)
+    sizes = torch.einsum("knp,np->kn", ours, theirs)
+    offsets = torch.linalg.vector_norm(d.sum(dim=2), dim=1).square()
+    weight, bias = (
+        (part.reshape(count, -1, shared.groups).sum(dim=2) * signs).sum()
+        for part in (sizes, offsets)
     )
-    sizes = torch.einsum("knp,np->kn", ours, theirs).reshape(count, -1, shared.groups).sum(dim=2)
-    offsets = (
-        torch.linalg.vector_norm(d.sum(dim=2), dim=1)
-        .square()
-        .reshape(count, -1, shared.groups)
-        .sum(dim=2)
-    )
-    return {"weight": (sizes * signs).sum(), "bias": (offsets * signs).sum()}
+    return {"weight": weight, "bias": bias}
 
 
 def _norm_squares(scaled: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) -> Squares:
     """Batch-norm with running statistics, z = γ·x̂ + β."""
-    weight, bias = (
-        part.reshape(*delta.shape[:3], -1).sum(dim=3) for part in (delta * scaled, delta)
-    )
     form = "kbo,kb->o" if diagonal else "kbo,kb->"
-    return {
-        "weight": torch.einsum(form, weight.square(), signs),
-        "bias": torch.einsum(form, bias.square(), signs),
-    }
+    weight, bias = (
+        torch.einsum(form, part.reshape(*delta.shape[:3], -1).sum(dim=3).square(), signs)
+        for part in (delta * scaled, delta)
+    )
+    return {"weight": weight, "bias": bias}
 
 
-def patches(layer: nn.Module, entered: Tensor) -> Tensor:
-    """What each output position of a convolution sees: (B, C·k, L), channels outermost.
-
-    By strided windows and one copy: F.unfold starts a kernel for each sample on a GPU, and is
-    slower on a CPU.
-    """
-    assert isinstance(layer, CONVOLUTIONS)
-    windows, dims, added = entered, len(layer.kernel_size), borders(layer)
-    if any(added):
-        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        windows = F.pad(entered, added, mode=mode)
-    for axis, (size, step, hole) in enumerate(
-        zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=2
-    ):
-        windows = windows.unfold(axis, hole * (size - 1) + 1, step)[..., ::hole]
-    moved = windows.permute([0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims)])
+def patches(layer: Any, entered: Tensor) -> Tensor:
+    """What each output position of a convolution sees: (B, C·k, L), channels outermost."""
+    dims = len(layer.kernel_size)
+    order = [0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims)]
+    moved = windows(layer, entered).permute(order)
     return moved.reshape(len(entered), entered.shape[1] * math.prod(layer.kernel_size), -1)
-
-
-def borders(layer: Any) -> list[int]:
-    """What is added to the input before and after, the last dimension first.
-
-    Zeros by the layer's settings as they are now, as torch does, for users change them; others as
-    it was made.
-    """
-    if layer.padding_mode != "zeros":
-        return list(layer._reversed_padding_repeated_twice)
-    if layer.padding == "valid":
-        return [0] * (2 * len(layer.kernel_size))
-    if layer.padding == "same":
-        totals = [
-            hole * (size - 1) for size, hole in zip(layer.kernel_size, layer.dilation, strict=True)
-        ]
-        pairs = [(total // 2, total - total // 2) for total in totals]
-    else:
-        pairs = [(border, border) for border in layer.padding]
-    return [border for pair in reversed(pairs) for border in pair]

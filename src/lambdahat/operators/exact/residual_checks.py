@@ -30,25 +30,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lambdahat._core.rng import generator
-from lambdahat.operators.exact.closed_form import (
-    Bend,
-    Part,
-    Residuals,
-    Trusted,
-    second_slope,
-    used_once,
-)
+from lambdahat.operators.exact import closed_form, validity
+from lambdahat.operators.exact.closed_form import Bend, Part, Residuals, Trusted
 from lambdahat.operators.exact.layer_squares import LayerCall, Squares, owner
-from lambdahat.operators.exact.validity import (
-    FACTORS,
-    SMOOTH,
-    Few,
-    MixedOutputs,
-    ModelForm,
-    random_like,
-    tolerance,
-)
-from lambdahat.operators.linearise import kind_of, twice_differentiable
+from lambdahat.operators.exact.validity import Few, MixedOutputs, ModelForm
+from lambdahat.operators.linearise import Leaves, kind_of, tolerance, twice_differentiable
 
 # groups of layers, each of which takes two passes through the graph; up to so many all are looked
 # at
@@ -57,10 +43,7 @@ MOST_PROBED = 8
 
 @dataclass(frozen=True)
 class Stretch:
-    """The graph between a layer and an edge above it, None for the output.
-
-    ``bends``: the smooth activations between the two, and maybe some beside the way.
-    """
+    """The graph between a layer and an edge above it (None: the output), with its smooth nodes."""
 
     layer: str
     top: GradientEdge | None
@@ -70,16 +53,13 @@ class Stretch:
 class Layers:
     """What the graph of an output says of its layers, ``once``, that ``leaves`` enter by.
 
-    Each is one bit of a mask. ``order``: the layers, lower ones first; ``lowest``: those with no
-    layer below; ``met``: those that each was seen to be multiplied by, of two at least at one of
-    them.
+    Each is one bit of a mask. ``order``: lower layers first; ``lowest``: those with none below;
+    ``met``: those that each is multiplied by.
     """
 
-    def __init__(
-        self, output: Tensor, leaves: dict[str, Tensor], once: dict[str, LayerCall]
-    ) -> None:
+    def __init__(self, output: Tensor, leaves: Leaves, once: dict[str, LayerCall]) -> None:
         self._once, self._nodes = once, list(_upwards(output.grad_fn))
-        self._smooth = [node for node in self._nodes if kind_of(node) in SMOOTH]
+        self._smooth = [node for node in self._nodes if kind_of(node) in validity.SMOOTH]
         self.names = list(dict.fromkeys(map(owner, leaves)))
         bits = {prefix: 1 << place for place, prefix in enumerate(self.names)}
         self._of_node = {once[prefix].left.node: bit for prefix, bit in bits.items()}
@@ -87,34 +67,35 @@ class Layers:
         self.lowest, self.met, self._below = 0, dict.fromkeys(bits.values(), 0), {None: 0}
         of_leaf = {id(leaf): bits[owner(name)] for name, leaf in leaves.items()}
         for node in self._nodes:
-            if kind_of(node) == "AccumulateGrad":
+            kind = kind_of(node)
+            if kind == "AccumulateGrad":
                 self._below[node] = of_leaf.get(id(node.variable), 0)
-            else:
-                self._note(node, [self._below[child] for child, _ in node.next_functions])
+                continue
+            inputs = [self._below[child] for child, _ in node.next_functions]
+            self._below[node] = reduce(int.__or__, inputs, 0)
+            factors = [inputs[i] for i in validity.FACTORS.get(kind, ()) if i < len(inputs)]
+            for pair in combinations(factors, 2):
+                fewer, more = sorted(pair, key=int.bit_count)
+                for bit in _bits_of(fewer):
+                    self.met[bit] |= more
+            if self._below[node] == self._of_node.get(node):
+                self.lowest |= self._below[node]
 
-    def _note(self, node: Any, inputs: list[int]) -> None:
-        self._below[node] = reduce(int.__or__, inputs, 0)
-        factors = [inputs[i] for i in FACTORS.get(kind_of(node), ()) if i < len(inputs)]
-        for pair in combinations(factors, 2):
-            fewer, more = sorted(pair, key=int.bit_count)
-            for bit in _bits_of(fewer):
-                self.met[bit] |= more
-        if self._below[node] == self._of_node.get(node):
-            self.lowest |= self._below[node]
-
-    def probed(self) -> list[list[str]]:
-        """Groups of layers that are nowhere multiplied, by name, from the lowest up: all, or
-        some as said above.
+    def probe_groups(self) -> list[list[str]]:
+        """Groups of layers that are nowhere multiplied, lowest first: all if they are few; else
+        those with the lowest layers, and others at equal distances.
         """
-        return [
-            [self._name(bit) for bit in _bits_of(group)]
-            for group in _spread(self._groups(), self.lowest)
-        ]
+        groups = self._groups()
+        chosen = {i for i, group in enumerate(groups) if group & self.lowest}
+        others = [i for i in range(len(groups)) if i not in chosen]
+        if len(groups) > MOST_PROBED:
+            count = min(len(others), max(1, MOST_PROBED - len(chosen)))
+            others = [others[(step + 1) * len(others) // count - 1] for step in range(count)]
+        picked = [groups[i] for i in sorted(chosen.union(others))]
+        return [[self._name(bit) for bit in _bits_of(group)] for group in picked]
 
     def stretches(self) -> list[Stretch]:
-        """One for each node: from the last layer below it, in their order, to the first above;
-        those alike once.
-        """
+        """The stretches from a layer to the next, each once."""
         place = {bit: i for i, bit in enumerate(self.order)}
         last: dict[Any, int] = {None: -1}
         for node in self._nodes:
@@ -126,17 +107,16 @@ class Layers:
             for child, _ in node.next_functions:
                 first[child] = min(first.get(child, above), above)
         after = {node: i for i, node in enumerate(self._nodes)}
-        pairs = sorted({(last[node], first[node]) for node in self._nodes if last[node] >= 0})
-        return [self._stretch(low, high, after) for low, high in pairs]
-
-    def _stretch(self, low: int, high: int, after: dict[Any, int]) -> Stretch:
-        bit = self.order[low]
-        top = self._once[self._name(self.order[high])].left if high < len(self.order) else None
-        end = len(after) if top is None else after[top.node]
-        between = tuple(
-            node for node in self._smooth if self._below[node] & bit and after[node] < end
-        )
-        return Stretch(self._name(bit), top, between)
+        found = []
+        for low, high in sorted({(last[node], first[node]) for node in self._nodes}):
+            if low >= 0:
+                bit, last_layer = self.order[low], high == len(self.order)
+                top = None if last_layer else self._once[self._name(self.order[high])].left
+                end = len(after) if top is None else after[top.node]
+                smooth = (node for node in self._smooth if self._below[node] & bit)
+                inside = tuple(node for node in smooth if after[node] < end)
+                found.append(Stretch(self._name(bit), top, inside))
+        return found
 
     def _name(self, bit: int) -> str:
         return self.names[bit.bit_length() - 1]
@@ -146,11 +126,8 @@ class Layers:
         groups: list[int] = []
         barred: list[int] = []  # what the members of a group are multiplied by
         for bit in self.order:
-            fits = (
-                i
-                for i, group in enumerate(groups)
-                if not (self.met[bit] & group or barred[i] & bit)
-            )
+            pairs = enumerate(zip(groups, barred, strict=True))
+            fits = (i for i, (group, bar) in pairs if not (self.met[bit] & group or bar & bit))
             place = next(fits, len(groups))
             if place == len(groups):
                 groups.append(0)
@@ -158,19 +135,6 @@ class Layers:
             groups[place] |= bit
             barred[place] |= self.met[bit]
         return groups
-
-
-def _spread(groups: list[int], lowest: int) -> list[int]:
-    """All groups if they are few; else those that hold the lowest layers, and of the others some
-    at equal distances.
-    """
-    if len(groups) <= MOST_PROBED:
-        return groups
-    chosen = {i for i, group in enumerate(groups) if group & lowest}
-    others = [i for i in range(len(groups)) if i not in chosen]
-    count = min(len(others), max(1, MOST_PROBED - len(chosen)))
-    chosen |= {others[(step + 1) * len(others) // count - 1] for step in range(count)}
-    return [groups[i] for i in sorted(chosen)]
 
 
 def _upwards(root: Any) -> Iterator[Any]:
@@ -204,99 +168,73 @@ ROUNDING = 4
 
 @torch.enable_grad()
 def verify(form: ModelForm, few: Few, trusted: Trusted) -> ModelForm:
-    """The form of a model with smooth activations, once its residuals agree with double backward on
-    a few samples.
+    """The form of a model with smooth activations, compared with double backward on a few samples.
 
-    For a random mix of the outputs, second derivatives of layers are compared: along a random
-    direction of all their parameters, which shows what the graph hides, and the largest in a single
-    weight, where that takes few signals. The passes that takes do not grow with depth
-    (``probed_layers``).
+    For a random mix of the outputs, second derivatives of layers are compared along a random
+    direction of all their parameters, and in the single weight with the largest, where that takes
+    few signals.
     """
     problem, leaves, output = few.problem, few.leaves, few.output
     residuals = Residuals(problem, leaves, diagonal=True)
     with twice_differentiable():
-        part = Part(
-            few.batch, 1.0, output, *used_once(leaves, few.batch, output, few.calls, trusted.names)
-        )
+        once, fit, _ = closed_form.single_uses(leaves, few.batch, output, few.calls, trusted.names)
+        part = Part(few.batch, 1.0, output, once, fit)
         mixed = few.mixed(twice=True)
         bends = residuals.bends(part, lambda: mixed.mix)
         skipped = {prefix for bend in bends if bend.columns > MOST_CHECKED for prefix in bend.far}
-        few_columns = [
-            bend if bend.columns <= MOST_CHECKED else replace(bend, far=()) for bend in bends
-        ]
-        squares = residuals.squares_of(few_columns, part)
+        checked = [b if b.columns <= MOST_CHECKED else replace(b, far=()) for b in bends]
+        squares = residuals.squares_of(checked, part)
         squares = {name: square for name, square in squares.items() if owner(name) not in skipped}
-        refused = residuals.refused or _disagreement(
-            part, mixed, leaves, squares, bends, 10 * tolerance(problem)
-        )
+        allowed = 10 * tolerance(problem)
+        refused = residuals.refused or _disagreement(part, mixed, leaves, squares, bends, allowed)
     return ModelForm(form.curved, refused, columns=residuals.columns)
 
 
 def _disagreement(
     part: Part,
     mixed: MixedOutputs,
-    leaves: dict[str, Tensor],
+    leaves: Leaves,
     squares: Squares,
     bends: Sequence[Bend],
     allowed: float,
 ) -> str:
-    """In which layer the second derivative of the mix is another than ``squares`` and ``bends``
-    say.
-    """
+    """The layer whose second derivative disagrees with ``squares`` and ``bends``, or ""."""
     if not mixed.twice:
         return ""
     layers = Layers(part.output, leaves, part.once)
-    groups = layers.probed()
+    groups, device = layers.probe_groups(), mixed.mix.device
     own = {prefix: [name for name in leaves if owner(name) == prefix] for prefix in layers.names}
     checks: list[tuple[list[str], _Check]] = []
     try:
-        unused = {
-            name: torch.zeros_like(leaf)
-            for name, leaf in leaves.items()
-            if name not in mixed.slopes
-        }
+        unused = {k: torch.zeros_like(v) for k, v in leaves.items() if k not in mixed.slopes}
         slopes = mixed.slopes | unused
-        hidden = _Hidden(
-            leaves, slopes, bends, generator(0, "hidden curvature", device=mixed.mix.device)
-        )
+        hidden = _Hidden(leaves, slopes, bends, generator(0, "hidden curvature", device=device))
         for group in groups:
-            checks += [
-                ([owner(name)], _single_check(leaves[name], slopes[name], squares[name]))
-                for name in _singles(group, own, squares)
-            ]
+            for name in _singles(group, own, squares):
+                check = _single_check(leaves[name], slopes[name], squares[name])
+                checks.append(([owner(name)], check))
             checks.append((group, hidden.check([own[prefix] for prefix in group])))
         if sum(map(len, groups)) < len(layers.order):
-            rng = generator(0, "stretches", device=mixed.mix.device)
+            rng = generator(0, "stretches", device=device)
             for stretch in layers.stretches():
                 points = {name: leaves[name] for name in own[stretch.layer]}
-                checks += [
-                    ([stretch.layer], _stretch_check(stretch, part.output, mixed.mix, points, rng))
-                    for _ in range(DRAWS)
-                ]
+                for _ in range(DRAWS):
+                    check = _stretch_check(stretch, part.output, mixed.mix, points, rng)
+                    checks.append(([stretch.layer], check))
     except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
         pass
     wrong = _failing([check for _, check in checks], allowed)
     if not wrong:
         return ""
     group = checks[wrong[0]][0]
-    alone = (
-        _failing([hidden.check([own[prefix]]) for prefix in group], allowed)
-        if len(group) > 1
-        else []
-    )
-    return (
-        f"its second derivative in {own[group[alone[0] if alone else 0]][0]} is not that of its"
-        " activations"
-    )
+    each = [hidden.check([own[prefix]]) for prefix in group] if len(group) > 1 else []
+    alone = [*_failing(each, allowed), 0][0]
+    return f"its second derivative in {own[group[alone]][0]} is not that of its activations"
 
 
 @dataclass(frozen=True)
 class _Check:
-    """Numbers of the device, and the gap, its size and rounding that they come to: a few
-    operations, no matter where.
-
-    ``judge`` works on the host: on a GPU every operation costs as much as many there.
-    """
+    """Numbers on the device, and a function of them on the host: (gap, size, rounding)."""
 
     numbers: Tensor
     judge: Callable[[list[float]], tuple[float, float, float]]
@@ -315,85 +253,65 @@ def _failing(checks: Sequence[_Check], allowed: float) -> list[int]:
 
 
 def _singles(group: Sequence[str], own: dict[str, list[str]], squares: Squares) -> list[str]:
-    """A parameter of each layer of a group that has ``squares``; of many layers, a pass for
-    each, only the first.
-    """
+    """A parameter of each layer that has ``squares``; for many layers only the first."""
     found = [next((name for name in own[prefix] if name in squares), "") for prefix in group]
     return [name for name in found if name][: None if len(own) <= MOST_PROBED else 1]
 
 
 def _single_check(leaf: Tensor, slope: Tensor, square: Tensor) -> _Check:
-    """The largest second derivative in a single weight, by double backward and as ``square`` has
-    it.
-    """
+    """The largest second derivative in one weight, by double backward and as in ``square``."""
     said = square.flatten()
     # stays on the device, as an index of numbers would not
     place = said.abs().argmax(dim=0, keepdim=True)
-    (row,) = _along(
-        [slope.flatten().gather(0, place)], [said.new_ones(1, dtype=slope.dtype)], [leaf]
-    )
+    one = said.new_ones(1, dtype=slope.dtype)
+    (row,) = _along([slope.flatten().gather(0, place)], [one], [leaf])
     both = torch.cat([row.flatten().gather(0, place), said.gather(0, place)])
     return _Check(both, lambda values: (abs(values[0] - values[1]), abs(values[1]), 0.0))
 
 
 def _stretch_check(
-    stretch: Stretch, output: Tensor, mix: Tensor, points: dict[str, Tensor], rng: torch.Generator
+    stretch: Stretch, output: Tensor, mix: Tensor, points: Leaves, rng: torch.Generator
 ) -> _Check:
-    """That of a layer's parameters for a mix of what is at the stretch's top, in place of the
-    output.
-    """
+    """The hidden curvature of a layer's parameters for a mix at the stretch's top."""
     top: Any = output
     if stretch.top is not None:
         top, made = stretch.top, stretch.top.node._input_metadata[stretch.top.output_nr]
-        mix = random_like(torch.empty(made.shape, dtype=made.dtype, device=output.device), rng)
-    tops = [GradientEdge(node, 0) for node in stretch.bends]
-    deltas = (
-        torch.autograd.grad([top], tops, [mix], retain_graph=True, allow_unused=True)
-        if tops
-        else ()
-    )
-    bends = []
+        like = torch.empty(made.shape, dtype=made.dtype, device=output.device)
+        (mix,) = validity.random_like([like], rng)
+    tops, bends = [GradientEdge(node, 0) for node in stretch.bends], []
+    deltas: Sequence[Any] = ()
+    if tops:
+        deltas = torch.autograd.grad([top], tops, [mix], retain_graph=True, allow_unused=True)
     for node, delta in zip(stretch.bends, deltas, strict=True):
         if delta is not None:
             edge = GradientEdge(*node.next_functions[0])
-            bends.append(Bend(edge, second_slope(node, delta, edge), {}, ()))
+            bends.append(Bend(edge, closed_form.second_slope(node, delta, edge), {}, ()))
     return _Hidden(points, _slopes([top], points, [mix]), bends, rng).check([list(points)])
 
 
 class _Hidden:
-    """Curvature that is not in the activations, along a random direction v of the parameters θ of
-    some layers.
+    """Curvature beside the activations', along a random direction v of some layers' parameters θ.
 
-    A layer is linear in its parameters together, and so are layers that are nowhere multiplied: if
-    the graph tells the truth, vᵀ∂²(uᵀz)/∂θ²v is Σ_k Σ_i r_ki (∂z_ki/∂θ·v)², for a mix u of the
-    outputs. ∂z/∂θ·v is the derivative of vᵀ(∂z/∂θ)ᵀw in w.
+    A layer is linear in its parameters, and so are layers that are nowhere multiplied: then
+    vᵀ∂²(uᵀz)/∂θ²v is Σ_k Σ_i r_ki (∂z_ki/∂θ·v)² for a mix u of the outputs. ∂z/∂θ·v is the
+    derivative of vᵀ(∂z/∂θ)ᵀw in w.
     """
 
     def __init__(
-        self,
-        leaves: dict[str, Tensor],
-        slopes: dict[str, Tensor],
-        bends: Sequence[Bend],
-        rng: torch.Generator,
+        self, leaves: Leaves, slopes: Leaves, bends: Sequence[Bend], rng: torch.Generator
     ) -> None:
         self._leaves, self._slopes, self._rng = leaves, slopes, rng
-        self._residual = (
-            torch.cat([bend.residual.flatten() for bend in bends]).double() if bends else None
-        )
-        self._weights = [torch.zeros_like(bend.residual, requires_grad=True) for bend in bends]
-        self._back = (
-            _slopes([bend.edge for bend in bends], leaves, self._weights) if bends else slopes
-        )
+        self._residual: Tensor | None = None
+        self._weights, self._back = list[Tensor](), slopes
+        if bends:
+            self._residual = torch.cat([bend.residual.flatten() for bend in bends]).double()
+            self._weights = [torch.zeros_like(bend.residual, requires_grad=True) for bend in bends]
+            self._back = _slopes([bend.edge for bend in bends], leaves, self._weights)
 
     def check(self, layers: Sequence[Sequence[str]]) -> _Check:
-        """How much there is in these layers' parameters, the size of what activations give, and
-        rounding.
-        """
+        """The curvature in these layers' parameters beside that of the activations."""
         names = [name for layer in layers for name in layer]
-        points, slopes = (
-            [self._leaves[name] for name in names],
-            [self._slopes[name] for name in names],
-        )
+        points, slopes = ([of[name] for name in names] for of in (self._leaves, self._slopes))
         directions = self._directions(layers)
         rows = torch._foreach_mul(list(_along(slopes, directions, points)), directions)
         numbers = [row.sum(dtype=torch.float64) for row in rows]
@@ -419,24 +337,18 @@ class _Hidden:
         return _Check(torch.stack(numbers), judge)
 
     def _directions(self, layers: Sequence[Sequence[str]]) -> list[Tensor]:
-        """Random ones v_ℓ, with ‖slope_ℓ‖‖v_ℓ‖² the same for all layers, so that rounding in one
-        hides no other.
-        """
-        drawn = iter(
-            _products([self._leaves[name] for names in layers for name in names], self._rng)
-        )
+        """Random v_ℓ with equal ‖slope_ℓ‖‖v_ℓ‖², so that no layer's rounding hides another."""
+        likes = [self._leaves[name] for names in layers for name in names]
+        drawn = iter(_products(likes, self._rng))
         grouped = [[next(drawn) for _ in names] for names in layers]
         if len(layers) > 1:
             slopes = [_norms([self._slopes[name] for name in names]).norm() for names in layers]
-            sizes = torch.stack(
-                [slope * _norms(v).square().sum() for slope, v in zip(slopes, grouped, strict=True)]
-            )
+            pairs = zip(slopes, grouped, strict=True)
+            sizes = torch.stack([slope * _norms(v).square().sum() for slope, v in pairs])
             least = torch.where(sizes > 0, sizes, torch.inf).min()
             scales = torch.where(sizes > 0, (least / sizes).sqrt(), 1.0).unbind()
-            grouped = [
-                [v * scale.to(v.dtype) for v in vs]
-                for vs, scale in zip(grouped, scales, strict=True)
-            ]
+            scaled = zip(grouped, scales, strict=True)
+            grouped = [[v * scale.to(v.dtype) for v in vs] for vs, scale in scaled]
         return [v for vs in grouped for v in vs]
 
 
@@ -445,9 +357,7 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _products(likes: Sequence[Tensor], rng: torch.Generator) -> list[Tensor]:
-    """Products of random vectors, one for each dimension, of numbers not near 0: no weight or
-    unit is missed.
-    """
+    """Products of random vectors, one a dimension, with entries away from 0."""
     sizes = [size for like in likes for size in like.shape]
     drawn = torch.randn(sum(sizes), generator=rng, dtype=torch.float32, device=rng.device)
     vectors = iter(torch.add(drawn, drawn.sign(), alpha=0.5).to(likes[0]).split(sizes))
@@ -458,9 +368,7 @@ def _products(likes: Sequence[Tensor], rng: torch.Generator) -> list[Tensor]:
     return found
 
 
-def _slopes(
-    tops: Sequence[Any], leaves: dict[str, Tensor], seeds: Sequence[Tensor]
-) -> dict[str, Tensor]:
+def _slopes(tops: Sequence[Any], leaves: Leaves, seeds: Sequence[Tensor]) -> dict[str, Tensor]:
     """Σ (∂top/∂θ)ᵀ seed of each parameter, to be differentiated once more."""
     found = torch.autograd.grad(
         tops, list(leaves.values()), seeds, create_graph=True, materialize_grads=True

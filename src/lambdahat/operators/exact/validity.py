@@ -20,8 +20,9 @@ direction of each parameter must be 0, or with smooth activations what these giv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,13 +30,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from lambdahat._core.check import require, require_choice
 from lambdahat._core.rng import generator
+from lambdahat.operators import linearise
 from lambdahat.operators.exact.layer_squares import Calls, record_layers
 from lambdahat.operators.linearise import (
-    empirical_residuals,
+    Leaves,
+    eigen_factors,
     kind_of,
-    monte_carlo_residuals,
     nodes_below,
     twice_differentiable,
 )
@@ -49,10 +50,10 @@ SEVERAL = 4
 
 @dataclass(frozen=True)
 class MixedOutputs:
-    """For a random mix u of the outputs z, ∂(uᵀz)/∂ of the parameters, and of what layers that are
-    used once give.
+    """For a random mix u of the outputs z, ∂(uᵀz)/∂ of the parameters and of what layers used once
+    give.
 
-    Both by name, where they are not None; ``twice``: whether they can be differentiated once more.
+    ``twice``: whether they can be differentiated once more.
     """
 
     mix: Tensor
@@ -65,12 +66,12 @@ class MixedOutputs:
 class Few:
     """The output of some samples with its graph, and the uses of layers on the way to it.
 
-    ``batch`` is a copy of the samples ``given``: a model may write into its input, and the graph
-    keeps it. Other passes take those given. ``failed``: why there is no output.
+    ``batch`` is a copy of the samples ``given``, for a model may write into its input. ``failed``:
+    why there is no output.
     """
 
     problem: Problem
-    leaves: dict[str, Tensor]
+    leaves: Leaves
     given: Batch
     batch: Batch
     output: Any = None
@@ -79,55 +80,46 @@ class Few:
     _mixed: MixedOutputs | None = None
 
     def mixed(self, twice: bool = False) -> MixedOutputs:
-        """Slopes of one mix for all guards, kept; ``twice``: with a graph, where all operations
-        have second slopes.
-        """
-        if self._mixed is None or (twice and not self._mixed.twice):
-            rng = generator(0, "mix of outputs", device=self.output.device)
-            mix = random_like(self.output, rng)
-            classes = normalised(self.problem, self.batch, self.output)
-            if classes is not None:
-                # A mix that sums to 0 over the classes does not feel the log-softmax that the loss
-                # does not feel. It is of sixteenths, below 8, whose sum has no rounding: a sum of
-                # 1e-7 would bring back what curvature the log-softmax has, by a multiple that grows
-                # with the data.
-                steps = (16 * mix).round().clamp(-63, 63) / 16
-                mix = steps - steps.roll(1, classes)
+        """Slopes of one mix for all checks, cached; ``twice``: with a graph where possible."""
+        if self._mixed is not None and (self._mixed.twice or not twice):
+            return self._mixed
+        rng = generator(0, "mix of outputs", device=self.output.device)
+        (mix,) = random_like([self.output], rng)
+        classes = log_softmax_dimension(self.problem, self.batch, self.output)
+        if classes is not None:
+            # A mix that sums to 0 over the classes does not feel the log-softmax that the loss does
+            # not feel. It is of sixteenths, below 8, whose sum has no rounding: a sum of 1e-7 would
+            # bring back what curvature the log-softmax has, by a multiple that grows with the data.
+            steps = (16 * mix).round().clamp(-63, 63) / 16
+            mix = steps - steps.roll(1, classes)
+        uses = {prefix: found[0].left for prefix, found in self.calls.items() if len(found) == 1}
+        inputs: list[Any] = [*uses.values(), *self.leaves.values()]
+        for graph in (True, False) if twice else (False,):
             try:
-                self._mixed = self._pulled(mix, twice)
+                with twice_differentiable():
+                    found = torch.autograd.grad(
+                        self.output, inputs, mix, True, create_graph=graph, allow_unused=True
+                    )
+                break
             # an operation that can be differentiated only once
             except (RuntimeError, NotImplementedError):
-                if not twice:
+                if not graph:
                     raise
-                self._mixed = self._pulled(mix, False)
-        return self._mixed
-
-    def _pulled(self, mix: Tensor, twice: bool) -> MixedOutputs:
-        edges = {prefix: found[0].left for prefix, found in self.calls.items() if len(found) == 1}
-        inputs: list[Any] = [*edges.values(), *self.leaves.values()]
-        with twice_differentiable():
-            found = torch.autograd.grad(
-                self.output, inputs, mix, retain_graph=True, create_graph=twice, allow_unused=True
-            )
         signals, slopes = (
             {name: slope for name, slope in zip(names, part, strict=True) if slope is not None}
-            for names, part in ((edges, found[: len(edges)]), (self.leaves, found[len(edges) :]))
+            for names, part in ((uses, found[: len(uses)]), (self.leaves, found[len(uses) :]))
         )
-        return MixedOutputs(mix, slopes, signals, twice)
+        self._mixed = MixedOutputs(mix, slopes, signals, graph)
+        return self._mixed
 
 
-def few_of(problem: Problem, leaves: dict[str, Tensor]) -> Few:
+def few_of(problem: Problem, leaves: Leaves) -> Few:
     """The first samples of the first batch that has more than one."""
     batch = next((batch for batch in problem.batches if batch.size > 1), problem.batches.first())
     given = take(batch, slice(SEVERAL))
     if problem.norm == "train":
-        return Few(
-            problem,
-            leaves,
-            given,
-            given,
-            failed="samples are normalised by the statistics of their batch",
-        )
+        reason = "samples are normalised by the statistics of their batch"
+        return Few(problem, leaves, given, given, failed=reason)
     copied = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given.data)
     batch = replace(given, data=copied)
     try:
@@ -141,65 +133,30 @@ def few_of(problem: Problem, leaves: dict[str, Tensor]) -> Few:
     return Few(problem, leaves, given, batch, output, calls)
 
 
-def normalised(problem: Problem, batch: Batch, output: Tensor) -> int | None:
-    """The dimension of a last log-softmax that the loss does not feel; None where there is none
-    such.
-    """
-    loss = problem.loss_function
-    if (
-        not isinstance(loss, CrossEntropy)
-        or output.grad_fn is None
-        or kind_of(output.grad_fn) != "LogSoftmax"
-    ):
+def log_softmax_dimension(problem: Problem, batch: Batch, output: Tensor) -> int | None:
+    """The dimension of a final log-softmax that does not change the loss, or None."""
+    loss, node = problem.loss_function, output.grad_fn
+    if not isinstance(loss, CrossEntropy) or node is None or kind_of(node) != "LogSoftmax":
         return None
     classes = 1 if loss._classes_first(output, problem.target(batch)) is output else output.ndim - 1
-    dim: int = output.grad_fn._saved_dim  # type: ignore[attr-defined]  # a negative one is saved as unsigned
+    dim: int = node._saved_dim  # type: ignore[attr-defined]  # a negative one is saved as unsigned
     return classes if (dim - 2**64 if dim >= 2**63 else dim) % output.ndim == classes else None
 
 
-def random_like(like: Tensor, rng: torch.Generator) -> Tensor:
-    """Normal numbers, drawn on the generator's device, the same in every precision."""
-    return torch.randn(like.shape, generator=rng, dtype=torch.float32, device=rng.device).to(like)
-
-
-def random_all(likes: Sequence[Tensor], rng: torch.Generator) -> list[Tensor]:
-    """The same for several tensors, drawn together."""
+def random_like(likes: Sequence[Tensor], rng: torch.Generator) -> list[Tensor]:
+    """Normal numbers, drawn together on the generator's device, the same in every precision."""
     sizes = [like.numel() for like in likes]
-    drawn = torch.randn(sum(sizes), generator=rng, dtype=torch.float32, device=rng.device).split(
-        sizes
-    )
-    return [part.view(like.shape).to(like) for part, like in zip(drawn, likes, strict=True)]
-
-
-PROBE = 8
-WIDEST_CUSTOM = 256
-KINDS = {
-    "exact": ("type-2", "type2", "type-1", "true", "ggn"),
-    "monte_carlo": ("mc", "sampled", "monte-carlo", "montecarlo"),
-    "empirical": ("ef", "emp"),
-}
-
-
-def require_kind(kind: Any) -> str:
-    """One of the kinds of Fisher; names that other libraries use are told ours."""
-    ours = next(
-        (
-            name
-            for name, others in KINDS.items()
-            if isinstance(kind, str) and kind.lower() in others
-        ),
-        None,
-    )
-    return require_choice(kind, "kind", tuple(KINDS), f"use kind={ours!r}" if ours else "")
+    drawn = torch.randn(sum(sizes), generator=rng, dtype=torch.float32, device=rng.device)
+    pairs = zip(drawn.split(sizes), likes, strict=True)
+    return [part.view(like.shape).to(like) for part, like in pairs]
 
 
 @dataclass(frozen=True)
 class Factors:
-    """``make(output, batch)`` gives S (K, B, …) and signs c (K, B) with Σ_k c_k s_k s_kᵀ = M; K =
+    """``make(output, batch)`` gives S (K, B, …) and signs c (K, B) with Σ_k c_k s_k s_kᵀ = M; K is
     ``count``.
 
-    ``parts``: whether part of a batch has the factors it has within the whole, up to the share of
-    terms that count.
+    ``parts``: whether part of a batch has the factors it has within the whole, up to its share.
     """
 
     count: int
@@ -208,56 +165,46 @@ class Factors:
 
 
 def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Factors | None:
-    """Factors of M, the "hessian" of the loss at the output or one of the Fishers; None where there
-    are none.
-
-    ``kind``: "hessian", "fisher" for a loss whose Fisher is diagonal and another matrix,
-    "monte_carlo" or "empirical".
+    """Factors of M: the "hessian" of the loss at the output, its diagonal "fisher", "monte_carlo"
+    or "empirical"; None where there are none.
     """
     problem, batch, loss = few.problem, few.batch, few.problem.loss_function
     assert loss is not None
-    output = _separate_output(few)
+    output = separate_output(few)
     if output is None:
         return None
-    if kind == "fisher":
-        return Factors(
-            output[0].numel(), lambda output, batch: _of_diagonal_fisher(problem, output, batch)
-        )
-    if kind != "hessian":
+    if kind in ("empirical", "monte_carlo"):
         residuals = (
-            empirical_residuals(problem)
+            linearise.empirical_residuals(problem)
             if kind == "empirical"
-            else monte_carlo_residuals(problem, samples, seed)
+            else linearise.monte_carlo_residuals(problem, samples, seed)
         )
 
-        def drawn(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        def rank_one(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
             stacked = torch.stack([draw[0] for draw in residuals(output, batch)])
             return stacked, stacked.new_full(stacked.shape[:2], 1.0 / len(stacked))
 
-        return Factors(samples if kind == "monte_carlo" else 1, drawn, parts=False)
-    count = loss.factor_count(output, problem.target(batch))
+        return Factors(samples if kind == "monte_carlo" else 1, rank_one, parts=False)
+
+    def positive(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        target = problem.target(batch)
+        weights = loss.fisher(output, target) if kind == "fisher" else None
+        found = diagonal_factors(weights[0]) if weights else loss.factors(output, target)
+        assert found is not None
+        return found, found.new_ones(found.shape[:2])
+
+    width, target = output[0].numel(), problem.target(batch)
+    count = width if kind == "fisher" else loss.factor_count(output, target)
     if count is not None:
-        return Factors(count, lambda output, batch: _closed_factors(problem, output, batch))
-    width = output[0].numel()
-    known = loss.product(output, problem.target(batch)) is not None
-    if known or width > WIDEST_CUSTOM or not _loss_separates(problem, output, batch):
+        return Factors(count, positive)
+    known = loss.product(output, target) is not None or width > linearise.WIDEST_CUSTOM
+    if known or not linearise.loss_separates(problem, output, batch):
         return None
-    return Factors(
-        width,
-        lambda output, batch: _by_eigenvectors(problem, output, batch),
-        parts=not isinstance(loss, Custom),
-    )
+    return Factors(width, partial(eigen_factors, problem), parts=not isinstance(loss, Custom))
 
 
-def samples_separate(few: Few) -> bool:
-    """Whether the output of a sample is one row of one tensor, the same alone as among others."""
-    return _separate_output(few) is not None
-
-
-def _separate_output(few: Few) -> Tensor | None:
-    """The output of a few samples if the first alone and the others by themselves give the same;
-    else None.
-    """
+def separate_output(few: Few) -> Tensor | None:
+    """The output of a few samples if samples do not mix, else None."""
     problem, size = few.problem, few.batch.size
     if not isinstance(few.output, Tensor) or few.output.ndim == 0 or len(few.output) != size:
         return None
@@ -269,193 +216,12 @@ def _separate_output(few: Few) -> Tensor | None:
     # a model for one batch size only
     except (RuntimeError, ValueError, IndexError, AssertionError):
         return None
-    shapes = [(which.stop - which.start, *together.shape[1:]) for which in parts]
-    if [z.shape for z in apart] != shapes:
+    if [z.shape for z in apart] != [together[which].shape for which in parts]:
         return None
-    off = torch.cat(apart) - together
-    gap, scale = torch.stack(
-        [torch.linalg.vector_norm(z, math.inf) for z in (off, together)]
-    ).tolist()
-    return together if gap <= tolerance(problem) * scale else None
-
-
-def require_separable(problem: Problem) -> None:
-    """Raise unless the loss of a batch is the mean of its samples' own losses, on a few samples of
-    the first batch.
-
-    Targets that do not count leave a sample less weight in the mean. That is right where its
-    gradient is taken within the batch; a loss without an output is differentiated sample by sample,
-    so that there the weights must be even.
-    """
-    require(
-        problem.norm != "train",
-        "norm",
-        'be "eval" or "frozen" for per-sample gradients',
-        '"train"',
-        "batch statistics couple the samples",
-    )
-    first, parameters = problem.batches.first(), problem.named(problem.vector)
-    few = take(first, slice(PROBE))
-    singles = [take(few, slice(i, i + 1)) for i in range(few.size)]
-    terms, even = problem._evaluate.terms, problem.loss_function is None
-    if even:
-        each = terms(singles[0])
-        alike = all(terms(batch) == each * batch.size for batch in problem.batches)
-        require(
-            alike,
-            "the labels",
-            "have as many that count (not −100) in every sample for per-sample gradients",
-            "samples of uneven weight",
-            'use loss="cross_entropy", or samples of one length',
-        )
-    shares = torch.tensor(
-        [1.0 if even else terms(single) for single in singles], dtype=torch.float64
-    )
-    try:
-        with torch.no_grad(), twice_differentiable():
-            together = float(problem.batch_loss(parameters, few))
-            found = [problem.batch_loss(parameters, single) for single in singles]
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return  # a model for one batch size only: nothing to compare
-    alone = torch.tensor([float(loss) for loss in found], dtype=torch.float64)
-    mean = float(
-        torch.where(shares > 0, shares * alone, 0.0).sum() / shares.sum().clamp(min=1e-300)
-    )
-    close = abs(together - mean) <= tolerance(problem) * (
-        1.0 + float(alone.abs().nan_to_num().max())
-    )
-    require(
-        close,
-        "the loss of a batch",
-        "be the mean of its samples' own losses for per-sample gradients",
-        f"{together:.6g}, and {mean:.6g} from single samples",
-        "a loss that compares samples, or gives them uneven weights, has none",
-    )
-
-
-def why_no_factors(few: Few) -> str:
-    """The reason, where ``exact_factors`` finds none."""
-    if few.failed:
-        return few.failed
-    return (
-        "the loss has no factors at this output"
-        if samples_separate(few)
-        else "samples mix in the model"
-    )
-
-
-def tolerance(problem: Problem) -> float:
-    """How far apart, relative, two ways to one number may come out in the arithmetic in use."""
-    eps = torch.finfo(problem.dtype).eps
-    if problem.device.type == "cuda" and problem.dtype == torch.float32:
-        short = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-        eps = 2.0**-11 if short else eps
-    return float(min(10 * eps**0.7, 0.1))
-
-
-def _closed_factors(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    assert problem.loss_function is not None
-    factors = problem.loss_function.factors(output, problem.target(batch))
-    assert factors is not None
-    return factors, factors.new_ones(factors.shape[:2])
-
-
-def _of_diagonal_fisher(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    assert problem.loss_function is not None
-    weights = problem.loss_function.fisher(output, problem.target(batch))
-    assert weights is not None
-    factors = diagonal_factors(weights[0])
-    return factors, factors.new_ones(factors.shape[:2])
-
-
-def _by_eigenvectors(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Signed factors √|λ|·v of the loss's Hessian at each sample's output, for a loss without a
-    closed form.
-    """
-    values, vectors = torch.linalg.eigh(
-        _loss_blocks(problem, output, batch)[0].double() * batch.size
-    )
-    factors = (vectors * values.abs().sqrt().unsqueeze(1)).permute(2, 0, 1)
-    return factors.to(output.dtype).reshape(-1, *output.shape), values.sign().T.to(output.dtype)
-
-
-def positive_factors(problem: Problem, output: Any, batch: Batch) -> tuple[int, Iterator[Tensor]]:
-    """K and factors s_k (B, …) with Σ_k s_k s_kᵀ = M, for a loss without a closed form that is
-    convex where it is.
-    """
-    loss = problem.loss_function
-    assert loss is not None
-    cure = 'use kind="empirical", or a named loss'
-    single = isinstance(output, Tensor) and output.ndim > 0 and len(output) == batch.size
-    require(
-        single,
-        "the model's output",
-        f"be one tensor for KFAC with the loss {loss.name!r}",
-        output,
-        cure,
-    )
-    width = output[0].numel()
-    require(
-        width <= WIDEST_CUSTOM,
-        "kind",
-        f'be "empirical" for the loss {loss.name!r}, which has no closed form, of more than'
-        f" {WIDEST_CUSTOM} outputs",
-        f'"exact" of {width} outputs',
-        cure,
-    )
-    require(
-        _loss_separates(problem, output, batch),
-        "loss",
-        "be a sum over samples for KFAC",
-        repr(loss.name),
-        cure,
-    )
-    factors, signs = _by_eigenvectors(problem, output, batch)
-    sizes = factors.reshape(*signs.shape, -1).square().sum(dim=2)
-    convex = bool((sizes * (signs < 0)).max() <= tolerance(problem) * sizes.max())
-    require(
-        convex,
-        "loss",
-        "be convex in the model's output for KFAC",
-        f"{loss.name!r}, which is not here",
-        cure,
-    )
-    return width, iter(
-        torch.where((signs > 0).reshape(*signs.shape, *[1] * (output.ndim - 1)), factors, 0.0)
-    )
-
-
-def _loss_blocks(
-    problem: Problem, output: Tensor, batch: Batch
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """∂²L_batch/∂z_i² (B, D, D) with the rows of all samples together, and the product with
-    ∂²L_batch/∂z² itself.
-    """
-    point = output.detach().requires_grad_()
-    with torch.enable_grad():
-        (slope,) = torch.autograd.grad(problem.output_loss(point, batch), point, create_graph=True)
-
-    def product(u: Tensor) -> Tensor:
-        if not slope.requires_grad:
-            return torch.zeros_like(u)
-        return torch.autograd.grad(slope, point, u, retain_graph=True, materialize_grads=True)[0]
-
-    eye = torch.eye(output[0].numel(), dtype=output.dtype, device=output.device)
-    rows = [
-        product(e.reshape(output.shape[1:]).expand_as(output)).reshape(len(output), -1) for e in eye
-    ]
-    return torch.stack(rows, dim=1), product
-
-
-def _loss_separates(problem: Problem, output: Tensor, batch: Batch) -> bool:
-    """Whether the loss is a sum over samples, as a root of a mean or a contrastive loss is not."""
-    blocks, product = _loss_blocks(problem, output, batch)
-    draw = torch.randn(
-        output.shape, generator=generator(0, "loss separates"), dtype=torch.float64
-    ).to(output)
-    apart = torch.einsum("bij,bj->bi", blocks, draw.reshape(len(output), -1)).reshape(output.shape)
-    together = product(draw)
-    return bool((apart - together).abs().max() <= tolerance(problem) * together.abs().max())
+    pair = (torch.cat(apart) - together, together)
+    norms = torch.stack([torch.linalg.vector_norm(z, math.inf) for z in pair])
+    gap, scale = norms.tolist()
+    return together if gap <= linearise.tolerance(problem) * scale else None
 
 
 # Autograd nodes by name. Linear or piecewise linear in all differentiable inputs together:
@@ -501,12 +267,10 @@ FACTORS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class ModelForm:
-    """What is in the way of a closed form: ``curved``, why the output may not be piecewise linear
-    in single weights.
+    """``curved``: why the output may not be piecewise linear in single weights, or "".
 
-    ``refused``: why it may not be so even up to the smooth activations, which are the nodes
-    ``bends``. Empty if nothing is. ``columns``: the signals that the activations take in
-    ``closed_form.py``.
+    ``refused``: why not even up to the smooth activations, the nodes ``bends``. ``columns``: the
+    signals that activations take.
     """
 
     curved: str
@@ -517,9 +281,7 @@ class ModelForm:
 
 @torch.enable_grad()
 def form_of(few: Few) -> ModelForm:
-    """The form of the model on a few samples; ``form_of_graph`` is for the graphs of others: a
-    model may branch.
-    """
+    """The form of the model on a few samples, with checks by numbers beside the graph's."""
     problem, leaves, batch, output = few.problem, few.leaves, few.batch, few.output
     reason = few.failed
     for name, layer in () if problem.model is None else problem.model.named_modules():
@@ -529,7 +291,7 @@ def form_of(few: Few) -> ModelForm:
     if not reason and not isinstance(output, Tensor):
         reason = f"the model's output is a {type(output).__name__}, not one tensor"
     if reason:
-        return refused_form(reason)
+        return no_form(reason)
     form = form_of_graph(problem, leaves, batch, output)
     if form.refused:
         return form
@@ -542,17 +304,15 @@ def form_of(few: Few) -> ModelForm:
             reason = f"{others[0]} writes in place into part of a tensor" if others else ""
         if not reason and not form.bends:
             reason = _bend(few)
-    return refused_form(reason) if reason else form
+    return no_form(reason) if reason else form
 
 
-def form_of_graph(
-    problem: Problem, leaves: dict[str, Tensor], batch: Batch, output: Tensor
-) -> ModelForm:
+def form_of_graph(problem: Problem, leaves: Leaves, batch: Batch, output: Tensor) -> ModelForm:
     """What is known from the graph of this output alone."""
     root = output.grad_fn
     if root is None:
         return ModelForm("", "")
-    if normalised(problem, batch, output) is not None:
+    if log_softmax_dimension(problem, batch, output) is not None:
         # cross-entropy does not feel a last log-softmax: start at the logits
         root = root.next_functions[0][0]
     names = {id(leaf): name for name, leaf in leaves.items()}
@@ -578,19 +338,19 @@ def form_of_graph(
         parts = parts or kind == "CopySlices"
         if any(made.dtype.is_complex for made in getattr(node, "_input_metadata", ())):
             # of which abs(z) is no piecewise linear function
-            return refused_form("it computes with complex numbers")
+            return no_form("it computes with complex numbers")
         reason = _objection(node, kind, sets)
         curved = curved or reason
         if kind in SMOOTH and len(children) == 1:
             bends.append(node)
         elif reason:
-            return refused_form(reason)
+            return no_form(reason)
     if bends and parts:  # which write was the smooth one cannot be told
-        return refused_form("beside smooth activations it writes in place into part of a tensor")
+        return no_form("beside smooth activations it writes in place into part of a tensor")
     return ModelForm(curved, "", tuple(bends))
 
 
-def refused_form(reason: str) -> ModelForm:
+def no_form(reason: str) -> ModelForm:
     """No closed form, and why."""
     return ModelForm(reason, reason)
 
@@ -632,71 +392,54 @@ class _Writes(TorchDispatchMode):
 
 
 def _bend(few: Few) -> str:
-    """Second derivatives that are there in number: ∂²(uᵀz)/∂θ_k² v_k ≠ 0 for some parameter, u and
-    v_k random.
+    """Whether ∂²(uᵀz)/∂θ_k² v_k ≠ 0 for a parameter θ_k, with u and v_k random; "" if not.
 
-    The parameters of a layer, of one prefix, are looked at together first: mostly it is linear in
-    them together.
+    The parameters of a layer are looked at together first: mostly it is linear in them together.
     """
-    leaves, live = (
-        few.leaves,
-        {name: slope for name, slope in few.mixed(True).slopes.items() if slope.requires_grad},
-    )
-    rng = generator(
-        0, "piecewise", device=few.output.device
-    )  # many numbers, of which none cross to the GPU
+    slopes = few.mixed(True).slopes
+    live = {name: slope for name, slope in slopes.items() if slope.requires_grad}
+    # many numbers, of which none cross to the GPU
+    rng = generator(0, "piecewise", device=few.output.device)
     layers: dict[str, list[str]] = {}
     for name in live:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
-    sizes = _bends_along([names for names in layers.values() if len(names) > 1], leaves, live, rng)
+    several = [names for names in layers.values() if len(names) > 1]
+    sizes = _bends_along(several, few.leaves, live, rng)
     bent = {name for name, (size, _) in sizes.items() if size}
-    alone = [
-        [name]
-        for names in layers.values()
-        if len(names) == 1 or bent.intersection(names)
-        for name in names
-    ]
-    for name, (size, allowed) in _bends_along(alone, leaves, live, rng).items():
+    unsure = [names for names in layers.values() if len(names) == 1 or bent.intersection(names)]
+    alone = [[name] for names in unsure for name in names]
+    for name, (size, allowed) in _bends_along(alone, few.leaves, live, rng).items():
         if size > allowed:
             return f"its second derivative in {name} does not vanish"
     return ""
 
 
 def _bends_along(
-    groups: list[list[str]],
-    leaves: dict[str, Tensor],
-    slopes: dict[str, Tensor],
-    rng: torch.Generator,
+    groups: list[list[str]], leaves: Leaves, slopes: Leaves, rng: torch.Generator
 ) -> dict[str, tuple[float, float]]:
-    """How much a parameter's slope changes along a random direction of all of its group, and by
-    rounding at the most.
+    """How much each slope changes along a random direction of its group, and by rounding.
 
-    Those of all groups are read at once: every reading waits for the GPU. What does not depend on
-    it changes by 0.
+    All groups are read at once, for every reading waits for the GPU.
     """
     names = [name for group in groups for name in group]
     if not names:
         return {}
-    directions = dict(zip(names, random_all([leaves[name] for name in names], rng), strict=True))
+    drawn = random_like([leaves[name] for name in names], rng)
+    directions = dict(zip(names, drawn, strict=True))
     bends: dict[str, Tensor] = {}
     for group in groups:
         points, moved, along = ([of[name] for name in group] for of in (leaves, slopes, directions))
         try:
             found = torch.autograd.grad(moved, points, along, retain_graph=True, allow_unused=True)
-        except (
-            RuntimeError,
-            NotImplementedError,
-        ):  # an operation that can be differentiated only once
+        # an operation that can be differentiated only once
+        except (RuntimeError, NotImplementedError):
             continue
         bends |= {name: bend for name, bend in zip(group, found, strict=True) if bend is not None}
     if not bends:
         return {}
-    norms = torch._foreach_norm(
-        [of[name].detach() for of in (bends, slopes, directions) for name in bends]
-    )
-    rows = zip(*torch.stack(norms).view(3, -1).tolist(), strict=True)
-    eps = [torch.finfo(leaves[name].dtype).eps for name in bends]
+    parts = [of[name].detach() for of in (bends, slopes, directions) for name in bends]
+    rows = zip(*torch.stack(torch._foreach_norm(parts)).view(3, -1).tolist(), strict=True)
     return {
-        name: (bend, rounding * slope * length)
-        for name, rounding, (bend, slope, length) in zip(bends, eps, rows, strict=True)
+        name: (bend, torch.finfo(leaves[name].dtype).eps * slope * length)
+        for name, (bend, slope, length) in zip(bends, rows, strict=True)
     }
