@@ -136,24 +136,21 @@ def pull_squares(
     squares: Squares = {}
     edges, width = [call.left for call in calls.values()], sum(c.width for c in calls.values())
     room = SIGNAL_BYTES if room is None else room
-
-    def together(count: int) -> bool:
-        """Whether so many factors go back in one pass: where launching kernels dominates."""
-        return count > 1 and (seeds[0].is_cuda or count * width <= FEW_SIGNALS)
-
+    # factors that go back in one pass: where launching kernels dominates
+    together = len(signs) if seeds[0].is_cuda else FEW_SIGNALS // max(1, width)
     # as many factors together as keep their signals within the budget, at a layer's output and, on
     # the way there, at its input; half as many where one pass makes all of them, which holds those
     # of two layers at a time beside the ones that are kept
     row = sum(max(call.entered.numel(), call.width) for call in calls.values())
     row *= seeds[0].element_size()
     step = max(1, min(len(seeds[0]), room // max(1, row)))
-    if together(step):
+    if 1 < step <= together:
         step = max(1, min(step, room // max(1, 2 * row)))
     for start in range(0, len(signs), step):
         part = slice(start, start + step)
         some = [seed[part] for seed in seeds]
         back: Sequence[Deltas | None] | None = None
-        if together(len(some[0])):
+        if 1 < len(some[0]) <= together:
             back = in_one_pass(tops, edges, some)
         if back is None:
             columns = [
