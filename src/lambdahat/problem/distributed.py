@@ -502,8 +502,8 @@ class Share:
         return len(self.weights)
 
     def __iter__(self) -> Iterator[tuple[float, Batch]]:
-        mine = self._batches if self._wanted is None else self._kept or self._pieces()
-        return zip(self.weights, mine, strict=True)
+        mine: Iterable[Batch] = self._batches if self._wanted is None else self._pieces()
+        return zip(self.weights, mine if self._kept is None else self._kept, strict=True)
 
     def _pieces(self) -> Iterator[Batch]:
         wanted = self._wanted or {}
