@@ -161,6 +161,7 @@ def trace(
     require(fits, "method", "be 'hutchinson' for an operator that is not symmetric", repr(method))
     probe = probe or ("sphere" if method == "xtrace" else "rademacher")
     require_choice(probe, "probe", KINDS)
+    require_count(seed, "seed", least=0)
     found = _estimate(operator, tol, method, max_matvecs, probe, seed)
     rounding = rounding_of(operator)
     if rounding is None:
