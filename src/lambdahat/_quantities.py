@@ -39,9 +39,9 @@ from lambdahat.operators.curvature import (
 )
 from lambdahat.operators.exact import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.problem import Problem
+from lambdahat.sampling._sample import LEAST_EFFORT
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
 from lambdahat.sampling.kernels.hmc import HMC
-from lambdahat.sampling.tuning import LEAST_EFFORT
 from lambdahat.sampling.tuning.hamiltonian import (
     CHECKS,
     GATE,

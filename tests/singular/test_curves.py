@@ -301,10 +301,10 @@ def test_a_bent_line_over_temperatures_is_a_misfit(monkeypatch):
 
     def exact(problem, nbeta, localization, **_):
         chains = SimpleNamespace(initial_loss=0.0, localization=localization)
-        return SimpleNamespace(chains=chains, rise=quadratic(FLAT, nbeta, localization))
+        rise = quadratic(FLAT, nbeta, localization)
+        return SimpleNamespace(chains=chains, estimate=Estimate(rise, 0.03, 10, dof=15.0))
 
     monkeypatch.setattr(bayes, "tempered", exact)
-    monkeypatch.setattr(bayes, "reading_of", lambda run: Estimate(run.rise, 0.03, 10, dof=15.0))
     straight, bent = (
         temperature_regression(quadratic_problem(FLAT, 1000), localization=gamma)
         for gamma in (0.1, 50.0)

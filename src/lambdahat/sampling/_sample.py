@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import describe, require, require_choice, require_count, require_positive
 from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.space import Space, matcher
-from lambdahat.results import Array, Chains
+from lambdahat.results import Array, Chains, Estimate
 from lambdahat.sampling.backends import AnyRunner, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Observable, Record
-from lambdahat.sampling.diagnostics import AcceptanceProbe, diagnose, verdict
-from lambdahat.sampling.kernels import Kernel, KroneckerScale, Localization
+from lambdahat.sampling.diagnostics import (
+    AcceptanceProbe,
+    ChainReading,
+    degrees_of_freedom,
+    diagnose,
+    verdict,
+)
+from lambdahat.sampling.kernels import KERNELS, Kernel, KroneckerScale, Localization
 from lambdahat.sampling.kernels.kernel import require_localization
 
 PIECES = 20
-MOST_STRETCHES = 40
+MOST_SEGMENTS = 40
 OBSERVABLE, AVERAGE = "observable ", "average "  # how a runner names what is to be averaged
 PROBES = 5
+BASELINES = ("paired", "full", "both")
+TOL = 0.03, 1.0  # standard error to draw for, of a value that counts as no less than the second
+LEAST_EFFORT = 0.25  # of those rounds and effective draws, where the tolerance is loose
 Watch = Callable[[np.ndarray[Any, Any]], Any]
 
 
@@ -70,49 +81,24 @@ def sample(
     draws), about twenty times; sampling stops if it returns True.
     """
     require_problem(problem)
-    _require_kernel(kernel)
-    for name, value, least in (
-        ("chains", chains, 1),
-        ("draws", draws, 1),
-        ("burn_in", burn_in, 0),
-        ("thin", thin, 1),
-        ("accumulate", accumulate, 1),
-    ):
+    expected = "be a kernel such as lh.sampling.sgld(...)"
+    cure = "lambdahat.sampling has kinetic, sgld, rmsprop_sgld, sgnht, sghmc, mala and hmc"
+    require(isinstance(kernel, Kernel), "kernel", expected, kernel, cure, TypeError)
+    for name, value, least in (("chains", chains, 1), ("draws", draws, 1), ("burn_in", burn_in, 0)):
         require_count(value, name, least)
-    require_choice(baseline, "baseline", ("paired", "full", "both"))
+    require_choice(baseline, "baseline", BASELINES)
     if batch_size is not None:
         require_count(batch_size, "batch_size", 1, problem.num_samples)
-    if bound is not None:
-        require_positive(bound, "bound")
-    require_functions(observables, "observables")
-    require_functions(averages, "averages")
-    require(
-        watch is None or callable(watch),
-        "watch",
-        "be a function of the energies so far",
-        watch,
-        "",
-        TypeError,
-    )
-    plan = ChainPlan(
-        seed,
-        batch_size,
-        shared_batches,
-        accumulate,
-        thin,
-        bound,
-        baseline != "paired",
-        forces,
-        keep_parameters,
-        dict(observables or {}),
-        dict(averages or {}),
-    )
+    expected = "be a function of the energies so far"
+    require(watch is None or callable(watch), "watch", expected, watch, "", TypeError)
+    looks = baseline != "paired", forces, keep_parameters, observables or {}, averages or {}
+    plan = ChainPlan(seed, batch_size, shared_batches, accumulate, thin, bound, *looks)
     frozen = problem.at(problem.vector)
     placed = place(kernel, frozen)
-    runner, found = make_runner(frozen, placed, chains, plan, mode)
+    runner, mode = make_runner(frozen, placed, chains, plan, mode)
     try:
         burn(runner, burn_in)
-        collector = Collector(runner, frozen, placed, plan, found, watch)
+        collector = Collector(runner, frozen, placed, plan, mode, watch)
         collector.draw(draws)
         return collector.chains()
     finally:
@@ -140,33 +126,29 @@ class Collector:
         mode: str,
         watch: Watch | None = None,
     ) -> None:
-        self.runner, self.problem, self.kernel, self.plan, self.mode = (
-            runner,
-            problem,
-            kernel,
-            plan,
-            mode,
-        )
-        self._watch = watch
+        self.runner, self.problem, self.kernel = runner, problem, kernel
+        self.plan, self.mode, self._watch = plan, mode, watch
         self.forget()
 
     def forget(self) -> None:
         """Discard the draws so far: they count as burn-in."""
         self._parts: list[Record] = []
-        self._stretches: list[tuple[int, Record]] = []
+        self._segments: list[tuple[int, Record]] = []
         self._burn_in = self.runner.steps
-        self._probe = (
-            None
-            if self.kernel.exact
-            else AcceptanceProbe(self.problem, self.kernel, self.plan.seed)
-        )
+        self._probe = None
+        if self.kernel.is_unadjusted_mala:
+            self._probe = AcceptanceProbe(self.problem, self.kernel, self.plan.seed)
 
     def draw(self, draws: int) -> bool:
         """``draws`` more; False if the caller's ``watch`` has seen enough."""
         pieces = _pieces(draws)
         for number, (done, piece) in enumerate(pieces):
             report("sample", done, draws)
-            self._keep(self.runner.advance(piece), piece)
+            record = self.runner.advance(piece)
+            means = {name: record.pop(name) for name in list(record) if name.startswith(AVERAGE)}
+            self._parts.append(record)
+            if means:
+                self._add_segment(piece, means)
             if self._probe is not None and number % max(len(pieces) // PROBES, 1) == 0:
                 self._probe.look(*self.runner.own, self.runner.gather)
             if self._watch is not None and self._watch(self._energies(self._join())):
@@ -174,40 +156,34 @@ class Collector:
         report("sample", draws, draws)
         return True
 
-    def _keep(self, record: Record, draws: int) -> None:
-        """Averages are kept by stretches, which are joined two by two where there are many:
-        memory stays bounded.
-        """
-        self._parts.append(
-            {name: values for name, values in record.items() if not name.startswith(AVERAGE)}
-        )
-        if self.plan.averages:
-            self._stretches.append(
-                (draws, {name: record[name] for name in record if name.startswith(AVERAGE)})
-            )
-        if len(self._stretches) > MOST_STRETCHES:
-            pairs = zip(self._stretches[::2], self._stretches[1::2], strict=False)
-            left = self._stretches[len(self._stretches) // 2 * 2 :]
-            self._stretches = [_together(*pair) for pair in pairs] + left
+    def _add_segment(self, draws: int, means: Record) -> None:
+        """Keep averages over a segment; many segments are joined two by two, to bound memory."""
+        self._segments.append((draws, means))
+        if len(self._segments) <= MOST_SEGMENTS:
+            return
+        joined, left = [], self._segments[len(self._segments) // 2 * 2 :]
+        for (first, one), (second, other) in zip(
+            self._segments[::2], self._segments[1::2], strict=False
+        ):
+            count = first + second
+            both = {name: (first * one[name] + second * other[name]) / count for name in one}
+            joined.append((count, both))
+        self._segments = joined + left
 
     def chains(self, reasons: Mapping[str, str] | None = None) -> Chains:
         """The chains so far, with their diagnostics and status."""
         record, runner, kernel = self._join(), self.runner, self.kernel
         arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
-        acceptance = (
-            float(arrays["acceptance"].mean()) if self._probe is None else self._probe.acceptance
-        )
-        unknown = (
-            {}
-            if self._probe is None or not self._probe.unknown
-            else {"acceptance": self._probe.unknown}
-        )
+        reasons, acceptance = dict(reasons or {}), math.nan
+        if kernel.exact:
+            acceptance = float(arrays["acceptance"].mean())
+        elif self._probe is not None:
+            acceptance = self._probe.acceptance
+        else:
+            name = type(kernel).__name__
+            reasons["acceptance"] = f"not known: {name} does not take the steps of MALA"
         bounded = runner.bounded.cpu().numpy()
         diagnostics = diagnose(self._energies(record), arrays["distance"], acceptance, bounded)
-        averages = {
-            name: np.concatenate([part[name].numpy() for _, part in self._stretches], axis=1)
-            for name in (self._stretches[0][1] if self._stretches else ())
-        }
         return Chains(
             arrays["loss"],
             arrays["centre"],
@@ -230,15 +206,16 @@ class Collector:
             virials=arrays.get("virial"),
             work=arrays.get("work"),
             heat=arrays.get("heat"),
-            observables={
-                name.removeprefix(OBSERVABLE): values
-                for name, values in arrays.items()
-                if name.startswith(OBSERVABLE)
+            observables={name: arrays[OBSERVABLE + name] for name in self.plan.observables},
+            averages={
+                name: np.concatenate(
+                    [part[AVERAGE + name].numpy() for _, part in self._segments], axis=1
+                )
+                for name in self.plan.averages
             },
-            averages={name.removeprefix(AVERAGE): values for name, values in averages.items()},
-            stretches=tuple(length for length, _ in self._stretches),
+            stretches=tuple(length for length, _ in self._segments),
             parameters=record.get("parameters"),
-            reasons={**(reasons or {}), **unknown},
+            reasons=reasons,
             cost=runner.gradients_spent * len(bounded),
             status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),
         )
@@ -254,63 +231,40 @@ class Collector:
         return energies
 
 
-def _together(first: tuple[int, Record], second: tuple[int, Record]) -> tuple[int, Record]:
-    """Two stretches, as (draws, means), as one."""
-    count = first[0] + second[0]
-    return count, {
-        name: (first[0] * first[1][name] + second[0] * second[1][name]) / count for name in first[1]
-    }
-
-
 def place(kernel: Kernel, problem: Problem) -> Kernel:
-    """The kernel with its localization and scale as tensors where the problem's vector is, if
-    they are not numbers.
-    """
+    """The kernel with its localization and scale, unless numbers, on the problem's device."""
     gamma: Any = localization_tensor(kernel.localization, problem.space, problem.vector)
-    scale = kernel.scale
+    scale, count, vector = kernel.scale, problem.num_parameters, problem.vector
     if scale is not None:
-        count = problem.num_parameters
         shape = scale.values.shape if isinstance(scale, KroneckerScale) else scale.shape
         fits = shape in ((count,), (count, count))
         require(fits, "scale", f"have shape ({count},) or ({count}, {count})", scale)
-        scale = scale.to(
-            problem.vector.to(torch.promote_types(problem.vector.dtype, torch.float32))
-        )
+        scale = scale.to(vector.to(torch.promote_types(vector.dtype, torch.float32)))
     return dataclasses.replace(kernel, localization=gamma, scale=scale)
 
 
 def localization_tensor(localization: Localization, space: Space, like: Tensor) -> float | Tensor:
-    """γ as a number, or as a vector (P,) where it differs between parameters."""
+    """γ as a number, or as a vector (P,) where it differs between parameters.
+
+    A key of a mapping is the name of a parameter or of a layer, or a glob of either.
+    """
     require_localization(localization)
     if isinstance(localization, Tensor):
-        require(
-            localization.shape == (space.size,),
-            "localization",
-            f"have shape ({space.size},)",
-            localization,
-        )
+        fits = localization.shape == (space.size,)
+        require(fits, "localization", f"have shape ({space.size},)", localization)
         return localization.to(like)
     if not isinstance(localization, Mapping):
         return float(localization)
     gamma = torch.zeros_like(like)
     for pattern, value in localization.items():
-        for name in _named_by(pattern, space):
+        match = matcher(pattern)
+        names = [name for name in space.names if match(name) or match(name.rpartition(".")[0])]
+        some = ", ".join(space.names[:6]) + (", …" if len(space.names) > 6 else "")
+        expected = f"name parameters, layers or globs of them among {some}"
+        require(bool(names), "localization", expected, repr(pattern))
+        for name in names:
             gamma[space.slices[name]] = float(value)
     return gamma
-
-
-def _named_by(pattern: str, space: Space) -> tuple[str, ...]:
-    """The parameters that a name, a layer's name or a glob of either stands for."""
-    match = matcher(pattern)
-    found = tuple(name for name in space.names if match(name) or match(name.rpartition(".")[0]))
-    some = ", ".join(space.names[:6]) + (", …" if len(space.names) > 6 else "")
-    require(
-        bool(found),
-        "localization",
-        f"name parameters, layers or globs of them among {some}",
-        repr(pattern),
-    )
-    return found
 
 
 def _pieces(draws: int) -> list[tuple[int, int]]:
@@ -319,31 +273,100 @@ def _pieces(draws: int) -> list[tuple[int, int]]:
     return [(start, min(size, draws - start)) for start in range(0, draws, size)]
 
 
-def require_functions(functions: Any, name: str) -> None:
-    pairs = (
-        functions.items()
-        if isinstance(functions, Mapping)
-        else []
-        if functions is None
-        else [(None, None)]
-    )
-    fine = all(isinstance(key, str) and callable(value) for key, value in pairs)
-    require(
-        fine,
-        name,
-        "be a dict of names to functions of the flat parameters (P,)",
-        functions,
-        "",
-        TypeError,
-    )
+@dataclass(frozen=True)
+class SamplingRun:
+    """Chains and λ̂ read off them; ``spent`` says that the gradients ran out before the tolerance
+    was reached.
+
+    ``full`` is λ̂ from the losses over the whole data beside the paired one, where both were asked
+    for, and ``ties`` Σγ_i(w_i − w*_i)² of the draws, (chains, draws), where γ differs between
+    parameters.
+    """
+
+    chains: Chains
+    reading: ChainReading
+    spent: bool = False
+    full: ChainReading | None = None
+    ties: Array | None = None
+
+    @property
+    def estimate(self) -> Estimate:
+        """λ̂ with its error, without the noise and bias that the kernel allows to remove."""
+        chains, reading = self.chains, self.reading
+        dof = degrees_of_freedom(chains)
+        return Estimate(reading.value, reading.stderr, chains.cost, chains.status, dof)
 
 
-def _require_kernel(kernel: Any) -> None:
-    require(
-        isinstance(kernel, Kernel),
-        "kernel",
-        "be a kernel such as lh.sampling.sgld(...)",
-        kernel,
-        "lambdahat.sampling has kinetic, sgld, rmsprop_sgld, sgnht, sghmc, mala and hmc",
-        TypeError,
-    )
+@dataclass(frozen=True)
+class SamplingRequest:
+    """The settings of ``llc`` that a caller gave; those that are None are found by a pilot."""
+
+    nbeta: float
+    chains: int = 4
+    draws: int | None = None
+    burn_in: int | None = None
+    localization: Localization | None = None
+    step_size: float | None = None
+    kernel: str | Kernel | None = None
+    tol: float | None = None
+    max_gradients: int | None = None
+    mode: str = "auto"
+    watch: Watch | None = None
+    baseline: str = "paired"
+
+    def __post_init__(self) -> None:
+        require_count(self.chains, "chains")
+        require_choice(self.baseline, "baseline", BASELINES)
+        for name, least in (("draws", 8), ("burn_in", 0), ("max_gradients", 100)):
+            if getattr(self, name) is not None:
+                require_count(getattr(self, name), name, least)
+        step = self.step_size
+        if step is not None:
+            fine = isinstance(step, int | float) and not isinstance(step, bool) and step >= 0
+            require(fine, "step_size", "be a number of at least 0", describe(step))
+        if self.tol is not None:
+            require_positive(self.tol, "tol")
+        names = sorted(KERNELS, key=lambda name: name != "kinetic")  # the default first
+        if isinstance(self.kernel, str):
+            require_choice(self.kernel, "kernel", names)
+        elif self.kernel is not None:
+            expected = f"be one of {', '.join(names)}, or a kernel"
+            require(isinstance(self.kernel, Kernel), "kernel", expected, self.kernel, "", TypeError)
+            others = {"step_size": self.step_size, "localization": self.localization}
+            given = ", ".join(name for name, value in others.items() if value is not None)
+            expected = "be a name where the settings are given apart"
+            got, cure = f"a kernel and {given}", "set them in the kernel"
+            require(not given, "kernel", expected, got, cure)
+
+    @property
+    def limit(self) -> int | None:
+        """The gradients that each chain may take."""
+        return None if self.max_gradients is None else self.max_gradients // self.chains
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the step size is to be found."""
+        return self.step_size is None and not isinstance(self.kernel, Kernel)
+
+    @property
+    def effort(self) -> float:
+        """The share of the usual draws before a standard error is trusted: less for a loose
+        tolerance.
+        """
+        return 1.0 if self.tol is None else min(max(TOL[0] / self.tol, LEAST_EFFORT), 1.0)
+
+    @property
+    def goal(self) -> str:
+        """The tolerance in words."""
+        tol = TOL[0] if self.tol is None else self.tol
+        return f"until the standard error is {tol:.3g} of the value"
+
+    def reached(self, reading: ChainReading) -> bool:
+        """Whether the standard error is within the tolerance."""
+        if self.tol is not None:
+            return reading.stderr <= self.tol * abs(reading.value)
+        return reading.stderr <= TOL[0] * max(abs(reading.value), TOL[1])
+
+    def missed(self, reading: ChainReading) -> bool:
+        """Whether draws were to be taken until the tolerance is reached, and it is not."""
+        return self.draws is None and not self.reached(reading)

@@ -5,26 +5,31 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import describe, require, require_choice, require_count, require_positive
+from lambdahat._core.check import (
+    describe,
+    message,
+    require,
+    require_choice,
+    require_count,
+    require_positive,
+)
 from lambdahat._core.device import default_context
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, LearningCoefficient, Sensitivity, Status
-from lambdahat.sampling._sample import Watch, place, require_functions
+from lambdahat.sampling._sample import SamplingRequest, SamplingRun, Watch, place
 from lambdahat.sampling.backends import MODES
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Observable
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samples
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
 from lambdahat.sampling.kernels import HMC, KERNELS, Kernel, Localization
-from lambdahat.sampling.tuning import Drawn, SamplingRequest
 from lambdahat.sampling.tuning.hamiltonian import draw_by_trajectories, require_warm_up
 from lambdahat.sampling.tuning.unadjusted import FULL, draw_by_steps, require_enough
 
@@ -76,14 +81,13 @@ def llc(
     watch: Watch | None = None,
     **options: Any,
 ) -> LearningCoefficient:
-    """The local learning coefficient λ̂ = nβ·(E[L(w)] − L(w*)) at the problem's parameters w* (Lau
-    et al. 2023).
+    """Estimate the local learning coefficient λ̂ = nβ·(E[L(w)] − L(w*)) at the problem's parameters
+    w* (Lau et al. 2023).
 
     The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). The estimand is fixed before sampling:
     nβ = n/ln n, and γ by a rule of the problem alone (P/‖w*‖², less if the data determine most
-    directions). The settings of the estimator are tuned in a pilot run: kernel, step size, batch
-    size, burn-in and number of draws; ``chains.reasons`` explains each. Settings that are given are
-    used as they are.
+    directions). Settings that are not given are tuned in a pilot run; ``chains.reasons`` explains
+    each.
 
     Args:
         problem: The problem, at the parameters w* to be measured;
@@ -92,14 +96,12 @@ def llc(
         seed: Seed of all randomness.
         draws: Number of draws per chain; by default as many as the tolerance takes.
         burn_in: Steps (trajectories for HMC) that follow the pilot and are thrown away.
-        batch_size: Samples per step; by default the whole data where that is cheap, else chosen by
-            cost.
+        batch_size: Samples per step; by default all data where that is cheap, else chosen by cost.
         nbeta: "n/log n", "batch" (B/ln B, as in devinterp) or a number.
         localization: γ as a number, a tensor (P,), or numbers by name or glob of parameters.
-        step_size: Step size of the kernel (of SGLD if no kernel is named). One that makes chains
-            diverge is reduced, and the result says so. With a step size that was given, ``value``
-            is the plain mean over the draws and what is known of its bias is part of ``stderr``;
-            with one that was found, the bias is measured and taken off.
+        step_size: Step size of the kernel (of SGLD if no kernel is named), reduced if chains
+            diverge. With one that is given, ``value`` is the plain mean over the draws and what is
+            known of its bias is part of ``stderr``; else the bias is measured and taken off.
         kernel: "kinetic", "sgld", "rmsprop_sgld", "sghmc", "sgnht", "hmc", "mala", or a kernel with
             its own settings.
         tol: Standard error relative to the value to draw for; by default 3 % of max(λ̂, 1).
@@ -120,15 +122,8 @@ def llc(
             message says what would do.
     """
     require_problem(problem)
-    default = problem.batches.sizes[0] if problem.norm == "train" else DEFAULT_BATCH
-    batch = batch_size or min(default, problem.num_samples)
-    if nbeta == "batch":  # the batch size decides the temperature, and is fixed with it
-        batch_size = batch = batch_size or _batch_of_temperature(problem, batch)
-    if isinstance(kernel, Kernel):
-        inverse, temperature = kernel.nbeta, "given by the kernel"
-    else:
-        inverse, temperature = inverse_temperature(nbeta, problem.num_terms, batch)
-    found = draw(
+    inverse, temperature, batch_size = _temperature(problem, nbeta, batch_size, kernel)
+    run = draw(
         problem,
         inverse,
         chains=chains,
@@ -145,59 +140,72 @@ def llc(
         watch=watch,
         **options,
     )
-    run, reading, terms = found.chains, found.reading, problem.num_terms
-    dof = degrees_of_freedom(run)
+    return _coefficient(problem, run, temperature)
+
+
+def _temperature(
+    problem: Problem, nbeta: Any, batch_size: int | None, kernel: Any
+) -> tuple[float, str, int | None]:
+    """nβ, how it was found, and the batch size, which nbeta="batch" fixes.
+
+    The B of B/ln B is by default that of the problem's own batches where samples cannot be drawn
+    one by one.
+    """
+    sizes = problem.batches.sizes
+    default = sizes[0] if problem.norm == "train" else DEFAULT_BATCH
+    batch = batch_size or min(default, problem.num_samples)
+    if nbeta == "batch" and not (batch_size or batch in sizes or can_draw_samples(problem)):
+        alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
+        expected = (
+            "be a number, or 'n/log n', for batches of several sizes that cannot be drawn sample by"
+            " sample (uneven token counts, streamed data)"
+        )
+        got = f"'batch' with batches of {min(sizes)} to {max(sizes)} samples"
+        require(alike, "nbeta", expected, got, "give the problem batches of one size")
+        batch = sizes[0]
+    if nbeta == "batch":
+        batch_size = batch
+    if isinstance(kernel, Kernel):
+        return kernel.nbeta, "given by the kernel", batch_size
+    return *inverse_temperature(nbeta, problem.num_terms, batch), batch_size
+
+
+def _coefficient(problem: Problem, run: SamplingRun, temperature: str) -> LearningCoefficient:
+    """The result of ``llc``."""
+    chains, reading, terms = run.chains, run.reading, problem.num_terms
+    dof = degrees_of_freedom(chains)
     wbic = full = None
-    if math.isclose(run.nbeta, terms / math.log(max(terms, 2)), rel_tol=1e-6):
+    if math.isclose(chains.nbeta, terms / math.log(max(terms, 2)), rel_tol=1e-6):
         # n·E[L(w)] = n·L(w*) + (n/nβ)·λ̂ (Watanabe 2013)
-        ratio = terms / run.nbeta
-        mean = terms * run.initial_loss + ratio * reading.value
-        wbic = Estimate(mean, ratio * reading.stderr, run.cost, dof=dof)
-    if found.full is not None:  # from the losses over the whole data, where both were asked for
-        full = Estimate(found.full.value, found.full.stderr, run.cost, dof=dof)
+        ratio = terms / chains.nbeta
+        mean = terms * chains.initial_loss + ratio * reading.value
+        wbic = Estimate(mean, ratio * reading.stderr, chains.cost, dof=dof)
+    if run.full is not None:
+        full = Estimate(run.full.value, run.full.stderr, chains.cost, dof=dof)
     return LearningCoefficient(
         reading.value,
         reading.stderr,
-        run.cost,
-        _status(problem, found),
+        chains.cost,
+        _status(problem, run),
         dof,
         per_chain=reading.per_chain,
         wbic=wbic,
-        nbeta=run.nbeta,
+        nbeta=chains.nbeta,
         temperature=temperature,
-        localization=run.localization,
-        step_size=run.step_size,
-        initial_loss=run.initial_loss,
-        chains=run,
-        rhat=run.diagnostics.rhat,
-        ess=run.diagnostics.ess_bulk,
+        localization=chains.localization,
+        step_size=chains.step_size,
+        initial_loss=chains.initial_loss,
+        chains=chains,
+        rhat=chains.diagnostics.rhat,
+        ess=chains.diagnostics.ess_bulk,
         raw=reading.raw,
         discretisation_bias=reading.bias,
-        sensitivity=_sensitivity(found),
+        sensitivity=_sensitivity(run),
         full=full,
     )
 
 
-def _batch_of_temperature(problem: Problem, default: int) -> int:
-    """The B of B/ln B where none is given: of the problem's own batches where samples cannot be
-    drawn one by one.
-    """
-    sizes = problem.batches.sizes
-    if default in sizes or can_draw_samples(problem):
-        return default
-    alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
-    require(
-        alike,
-        "nbeta",
-        "be a number, or 'n/log n', for batches of several sizes that cannot be drawn sample by "
-        "sample (uneven token counts, streamed data)",
-        f"'batch' with batches of {min(sizes)} to {max(sizes)} samples",
-        "give the problem batches of one size",
-    )
-    return sizes[0]
-
-
-def _sensitivity(found: Drawn) -> Sensitivity:
+def _sensitivity(run: SamplingRun) -> Sensitivity:
     """How λ̂ changes with ln γ and ln nβ, from covariances of the draws under the posterior p.
 
     With e = nβ(L − L*), dλ̂/d ln nβ = E[e] − Var(e) and dλ̂/d ln γ = −½·Cov(e, Σγ_i(w_i − w*_i)²).
@@ -206,7 +214,7 @@ def _sensitivity(found: Drawn) -> Sensitivity:
     used where a step sees the whole data: the noise of a batch, which e and u share, cancels in the
     first form alone. In Var(e) it is measured and taken off.
     """
-    chains = found.chains
+    chains = run.chains
     unknown = Estimate(math.nan, math.nan)
     energies = chains.energies
     if not np.isfinite(energies).all() or energies.size < 4:
@@ -217,9 +225,9 @@ def _sensitivity(found: Drawn) -> Sensitivity:
     mean, variance = float(energies.mean()), float((centred**2).mean()) - noise
     # Steps that add a share δ to the temperature add δ·E[e] − 2δ·Var(e) to the difference of the
     # two.
-    heated = abs((mean - 2 * variance) * found.reading.bias / mean) if mean > 0 else 0.0
+    heated = abs((mean - 2 * variance) * run.reading.bias / mean) if mean > 0 else 0.0
     temperature = Estimate(float(spread.mean()), math.hypot(blocked_error(spread), unsure, heated))
-    gamma, ties = chains.localization, found.ties  # Σγ_i(w_i − w*_i)² of the draws
+    gamma, ties = chains.localization, run.ties  # Σγ_i(w_i − w*_i)² of the draws
     if not isinstance(gamma, Tensor):
         ties = gamma * chains.distances**2
     elif ties is None and chains.virials is not None and chains.work is not None:
@@ -233,12 +241,12 @@ def _sensitivity(found: Drawn) -> Sensitivity:
     return Sensitivity(slope, temperature)
 
 
-def _status(problem: Problem, found: Drawn) -> Status:
+def _status(problem: Problem, run: SamplingRun) -> Status:
     """What stands in the way of believing λ̂, the worst first."""
-    chains, reading = found.chains, found.reading
+    chains, reading = run.chains, run.reading
     if chains.status in (Status.DIVERGED, Status.NOT_MOVING, Status.REJECTED):
         return chains.status
-    if _below_centre(problem, found):
+    if _below_centre(problem, run):
         return Status.NOT_A_MINIMUM
     if chains.status is Status.BOUNDED:
         return chains.status
@@ -246,19 +254,18 @@ def _status(problem: Problem, found: Drawn) -> Status:
         return Status.STEP_BIAS
     # flat directions are still filling where the distance from the centre changes grossly
     change, (errors, part) = chains.diagnostics.distance_drift, WANDERED
-    wandered = abs(float(change)) > max(
-        errors * float(change.stderr), part * float(chains.diagnostics.distance.mean())
-    )
+    gross = max(errors * float(change.stderr), part * float(chains.diagnostics.distance.mean()))
+    wandered = abs(float(change)) > gross
     if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled or wandered:
         return Status.NOT_MIXED
-    return Status.GRADIENTS_SPENT if found.spent else Status.CONVERGED
+    return Status.GRADIENTS_SPENT if run.spent else Status.CONVERGED
 
 
-def _below_centre(problem: Problem, found: Drawn) -> bool:
+def _below_centre(problem: Problem, run: SamplingRun) -> bool:
     """Whether lower loss was found than at the centre: by the chains on average, for a while, or
     along the gradient.
     """
-    chains, reading = found.chains, found.reading
+    chains, reading = run.chains, run.reading
     if reading.value + 2 * reading.stderr < 0:
         return True
     noise = math.sqrt(chains.noise.get("energy", 0.0))
@@ -272,22 +279,17 @@ def _below_centre(problem: Problem, found: Drawn) -> bool:
         errors = means.std(axis=1, ddof=1) / math.sqrt(means.shape[1] / 5)
         if bool((means.mean(axis=1) < -4 * errors - 1e-6 * abs(reading.value)).any()):
             return True
-    return chains.nbeta * _descent(problem) > DESCENT * abs(reading.value)
-
-
-def _descent(problem: Problem) -> float:
-    """What an exact line search along the gradient gains if the loss is quadratic:
-    ‖g‖⁴/(2|gᵀHg|).
-    """
+    # an exact line search along the gradient gains ‖g‖⁴/(2|gᵀHg|) if the loss is quadratic
     theta = problem.vector
     gradient = problem.gradient(theta)
     square = float(gradient.double().square().sum())
     if square == 0:
-        return 0.0
+        return False
     step = 1e-3 * (1.0 + float(theta.norm()) / math.sqrt(len(theta))) / math.sqrt(square)
-    ahead = problem.gradient(theta + step * gradient)
-    curvature = abs(float(((ahead - gradient).double() * gradient.double()).sum())) / step
-    return square**2 / (2 * curvature) if curvature > 0 else math.inf
+    change = problem.gradient(theta + step * gradient) - gradient
+    curvature = abs(float((change.double() * gradient.double()).sum())) / step
+    gain = square**2 / (2 * curvature) if curvature > 0 else math.inf
+    return chains.nbeta * gain > DESCENT * abs(reading.value)
 
 
 def inverse_temperature(nbeta: Any, num_samples: int, batch_size: int) -> tuple[float, str]:
@@ -305,19 +307,14 @@ def inverse_temperature(nbeta: Any, num_samples: int, batch_size: int) -> tuple[
     if isinstance(nbeta, str):
         require(nbeta in NAMES, "nbeta", choices, describe(nbeta))
         size, letter = (num_samples, "n") if nbeta == "n/log n" else (batch_size, "B")
-        require(
-            size > 2,
-            "nbeta",
-            "be a number for so little data",
-            f"{nbeta!r} with {letter} = {size}",
-            "for a loss without data give num_samples to from_function, or a number here",
-        )
+        expected, got = "be a number for so little data", f"{nbeta!r} with {letter} = {size}"
+        cure = "for a loss without data give num_samples to from_function, or a number here"
+        require(size > 2, "nbeta", expected, got, cure)
         name = nbeta if letter == "n" else "B/log B"
         return size / math.log(size), f"{name}, {letter} = {size}"
     number = isinstance(nbeta, int | float) and not isinstance(nbeta, bool)
     require(number, "nbeta", choices, describe(nbeta), error=TypeError)
-    require(0 < nbeta < math.inf, "nbeta", "be a finite number above 0", repr(nbeta))
-    return float(nbeta), "given"
+    return require_positive(nbeta, "nbeta"), "given"
 
 
 def default_localization(problem: Problem, nbeta: float) -> tuple[float, str]:
@@ -338,22 +335,21 @@ def default_localization(problem: Problem, nbeta: float) -> tuple[float, str]:
     """
     square = float(problem.vector.double().square().sum())
     scale = problem.num_parameters / square if square > 0 else 1.0
-    said = "P/‖w*‖²" if square > 0 else "1, for w* = 0"
+    reason = "P/‖w*‖²" if square > 0 else "1, for w* = 0"
     spectrum = None if problem.num_parameters > LARGE else _hessian_spectrum(problem)
     if spectrum is None:
-        return scale, said
+        return scale, reason
     values, weights = spectrum
     stiffness, gamma = nbeta * np.abs(values), scale
     for _ in range(ROUNDS):
         gamma = scale * float((weights * gamma / (stiffness + gamma)).sum()) ** 2
         gamma = max(gamma, scale / WEAKEST)
     halvings = max(round(math.log2(scale / gamma)), 0)
-    decided = 1 - float((weights * gamma / (stiffness + gamma)).sum())
     if halvings:
-        said += (
-            f", divided by {2**halvings}: the data determine {decided:.0%} of the directions at w*"
-        )
-    return scale / 2**halvings, said
+        decided = 1 - float((weights * gamma / (stiffness + gamma)).sum())
+        known = f"the data determine {decided:.0%} of the directions at w*"
+        reason += f", divided by {2**halvings}: {known}"
+    return scale / 2**halvings, reason
 
 
 def _hessian_spectrum(problem: Problem) -> tuple[Array, Array] | None:
@@ -399,43 +395,31 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     given = dict(settings)
     inverse_temperature(given.pop("nbeta", "n/log n"), 1000, 512)
     given.pop("seed", None)
-    apart = set(signature(draw).parameters) - {"problem", "nbeta", "seed", "request"}
-    own = {name: given.pop(name) for name in apart if name in given}
-    if own.get("batch_size") is not None:
-        require_count(own["batch_size"], "batch_size")
-    require_count(own.get("accumulate", 1), "accumulate")
-    if own.get("bound") is not None:
-        require_positive(own["bound"], "bound")
-    wanted = _request(1.0, given)
+    known = {field.name for field in dataclasses.fields(ChainPlan)}
+    known -= {"thin", "full_losses", "forces"}  # of sample alone
+    plan = ChainPlan(**{name: given.pop(name) for name in known if given.get(name) is not None})
+    wanted = sampling_request(1.0, {name: given[name] for name in given if name not in known})
     require_choice(wanted.mode, "mode", MODES)
-    if wanted.max_gradients is None:
-        return
-    limit, kernel = wanted.max_gradients // wanted.chains, wanted.kernel
-    fixed = kernel is not None or wanted.step_size is not None or own.get("batch_size") is not None
-    if not fixed or kernel in ("hmc", "mala") or isinstance(kernel, HMC):
-        cure = (
-            ""
-            if fixed
-            else '; or name another kernel, such as "kinetic": small problems are sampled by HMC'
-        )
-        require_warm_up(limit, wanted, cure)
-    if not (kernel in ("hmc", "mala") or isinstance(kernel, HMC)):
-        tuned = not (isinstance(kernel, Kernel) or wanted.step_size is not None)
-        require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws, tuned)
+    kernel = wanted.kernel
+    fixed = not wanted.tuned or kernel is not None or plan.batch_size is not None
+    exact = kernel in ("hmc", "mala") or isinstance(kernel, HMC)
+    if exact or not fixed:
+        cure = '; or name another kernel, such as "kinetic": small problems are sampled by HMC'
+        require_warm_up(wanted, "" if fixed else cure)
+    if not exact:
+        counts = wanted.chains, wanted.burn_in, wanted.draws
+        require_enough(wanted.limit, *counts, wanted.tuned)
 
 
-def _request(nbeta: float, given: Mapping[str, Any]) -> SamplingRequest:
+def sampling_request(nbeta: float, given: Mapping[str, Any]) -> SamplingRequest:
+    """The settings of ``llc`` as a request; a cure for those that have another name elsewhere."""
     known = {field.name for field in dataclasses.fields(SamplingRequest)}
     unknown = sorted(set(given) - known)
     if unknown:
         ours = [f"{ELSEWHERE[name]} for {name}" for name in unknown if name in ELSEWHERE]
-        known -= {"watch"}
-        cure = (
-            f"write {', '.join(ours)}"
-            if ours
-            else f"there are {', '.join(sorted(known))}; thin is sample's"
-        )
-        require(False, "options", "be those of llc and sample", ", ".join(unknown), cure, TypeError)
+        cure = f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
+        cure = f"write {', '.join(ours)}" if ours else cure
+        raise TypeError(message("options", "be those of llc and sample", ", ".join(unknown), cure))
     return SamplingRequest(nbeta, **given)
 
 
@@ -453,79 +437,51 @@ def draw(
     averages: Mapping[str, Observable] | None = None,
     keep_parameters: bool = False,
     **request: Any,
-) -> Drawn:
+) -> SamplingRun:
     """Chains of the kernel that suits the problem, with settings found by a pilot where they are
     not given.
 
-    What is estimated, nβ and γ, is fixed before the first step (``estimand``). Problems of up to 15
-    parameters, or 500 without data, are sampled by HMC on the whole data, which has no bias
-    (``hamiltonian_pilot``); larger ones by kinetic Langevin dynamics, on the whole data where that
-    is cheap, else on mini-batches (``unadjusted``).
+    What is estimated, nβ and γ, is fixed before the first step. Problems of up to 15 parameters, or
+    500 without data, are sampled by HMC on the whole data, which has no bias; larger ones by
+    kinetic Langevin dynamics, on the whole data where that is cheap, else on mini-batches.
     """
     require_problem(problem)
     if batch_size is not None:
         require_count(batch_size, "batch_size", 1, problem.num_samples)
-    require_count(accumulate, "accumulate")
-    if bound is not None:
-        require_positive(bound, "bound")
-    require_functions(observables, "observables")
-    require_functions(averages, "averages")
-    wanted = _request(nbeta, request)
+    wanted = sampling_request(nbeta, request)
+    looks = observables or {}, averages or {}
+    plan = ChainPlan(
+        seed, batch_size, shared_batches, accumulate, 1, bound, False, True, keep_parameters, *looks
+    )
     frozen = problem.at(problem.vector)
-    joined = frozen  # the whole data as one batch, where a step sees it
-    if (
-        frozen.has_data
-        and whole_is_cheap(frozen)
-        # the number of batches would be most of the cost
-        and frozen.num_parameters * frozen.num_samples <= FULL["cpu"]
-        and len(frozen.batches) > 1
-        and frozen.ranks.size == 1
-    ):
+    cheap, joined = whole_is_cheap(frozen), frozen
+    # the number of batches would be most of the cost
+    tiny = frozen.num_parameters * frozen.num_samples <= FULL["cpu"]
+    if frozen.has_data and cheap and tiny and len(frozen.batches) > 1 and frozen.ranks.size == 1:
         joined = frozen.subset(range(frozen.num_samples), frozen.num_samples)
     reasons = {}
     if wanted.localization is None and not isinstance(wanted.kernel, Kernel):
         gamma, reasons["localization"] = default_localization(joined, nbeta)
         wanted = dataclasses.replace(wanted, localization=gamma)
-    name = wanted.kernel or default_kernel(frozen, wanted.step_size, batch_size)
-    if not isinstance(name, Kernel):
+    kernel = wanted.kernel or default_kernel(frozen, wanted.step_size, batch_size)
+    whole = kernel == "kinetic" and batch_size is None and wanted.step_size is None and cheap
+    if not isinstance(kernel, Kernel):
         step = 1e-4 if wanted.step_size is None else wanted.step_size
-        kernel = KERNELS[name](step, nbeta, wanted.localization)
-    else:
-        kernel = name
+        kernel = KERNELS[kernel](step, nbeta, wanted.localization)
     kernel = place(kernel, frozen)
-    whole = (
-        name == "kinetic"
-        and batch_size is None
-        and wanted.step_size is None
-        and whole_is_cheap(frozen)
-    )
-    if whole or kernel.exact:
-        frozen = joined
-    if whole and not kernel.exact:
-        batch_size = frozen.num_samples
-        small = frozen.num_parameters * batch_size <= FULL["cpu"]
-        accumulate = accumulate if small else max(accumulate, -(-batch_size // PIECE))
-    # an exact kernel sees the whole data anyway
-    beside = not kernel.exact and wanted.baseline != "paired"
-    plan = ChainPlan(
-        seed,
-        batch_size,
-        shared_batches,
-        accumulate,
-        1,
-        bound,
-        beside,
-        True,
-        keep_parameters,
-        dict(observables or {}),
-        dict(averages or {}),
-    )
+    if whole:
+        pieces = 1 if tiny else -(-joined.num_samples // PIECE)
+        accumulate = max(accumulate, pieces)
+        plan = dataclasses.replace(plan, batch_size=joined.num_samples, accumulate=accumulate)
     if isinstance(kernel, HMC):
-        found = draw_by_trajectories(frozen, kernel, wanted, plan)
-    else:
-        found = draw_by_steps(frozen, kernel, wanted, plan, whole)
-    chains = dataclasses.replace(found.chains, reasons={**reasons, **found.chains.reasons})
-    return dataclasses.replace(found, chains=chains)
+        run = draw_by_trajectories(joined, kernel, wanted, plan)
+    else:  # an exact kernel sees the whole data anyway
+        beside = not kernel.exact and wanted.baseline != "paired"
+        plan = dataclasses.replace(plan, full_losses=beside)
+        start = joined if whole or kernel.exact else frozen
+        run = draw_by_steps(start, kernel, wanted, plan, whole)
+    chains = dataclasses.replace(run.chains, reasons={**reasons, **run.chains.reasons})
+    return dataclasses.replace(run, chains=chains)
 
 
 def whole_is_cheap(problem: Problem) -> bool:
@@ -547,36 +503,17 @@ def default_kernel(problem: Problem, step_size: float | None, batch_size: int | 
     if step_size is not None:
         return "sgld"
     whole = batch_size is None or batch_size == problem.num_samples
-    return (
-        "hmc"
-        if whole
-        and problem.num_parameters <= ADJUSTED[problem.has_data]
-        and whole_is_cheap(problem)
-        else "kinetic"
-    )
+    small = problem.num_parameters <= ADJUSTED[problem.has_data]
+    return "hmc" if whole and small and whole_is_cheap(problem) else "kinetic"
 
 
-def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
+def tempered(problem: Problem, nbeta: float, **settings: Any) -> SamplingRun:
     """Chains at nβ and λ̂ read off them, with ``settings`` as for ``llc``; a kernel among these
     must have that nβ.
     """
     kernel = settings.get("kernel")
     if isinstance(kernel, Kernel):
-        require(
-            math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6),
-            "kernel",
-            f"have nbeta = {nbeta:.6g}",
-            f"one at {kernel.nbeta:.6g}",
-            'give its name, such as "hmc", and its settings apart',
-        )
+        same, got = math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), f"one at {kernel.nbeta:.6g}"
+        cure = 'give its name, such as "hmc", and its settings apart'
+        require(same, "kernel", f"have nbeta = {nbeta:.6g}", got, cure)
     return draw(problem, nbeta, **settings)
-
-
-def reading_of(found: Drawn) -> Estimate:
-    """λ̂ of chains that have been drawn, with what their kernel allows to take off noise and
-    bias.
-    """
-    chains, reading = found.chains, found.reading
-    return Estimate(
-        reading.value, reading.stderr, chains.cost, chains.status, degrees_of_freedom(chains)
-    )

@@ -26,12 +26,11 @@ from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
-from lambdahat.sampling._sample import localization_tensor
+from lambdahat.sampling._sample import SamplingRun, localization_tensor
 from lambdahat.sampling.backends.minibatches import SampleLosses
 from lambdahat.sampling.diagnostics import combined_degrees, standard_error
 from lambdahat.sampling.kernels import Kernel, Localization
-from lambdahat.sampling.tuning import Drawn
-from lambdahat.singular._llc import default_localization, inverse_temperature, reading_of, tempered
+from lambdahat.singular._llc import default_localization, inverse_temperature, tempered
 from lambdahat.singular.observables import (
     STRETCHES,
     in_stretches,
@@ -345,7 +344,7 @@ def wbic(source: Chains | Problem, **settings: Any) -> Estimate:
     if not isinstance(source, Chains):
         require_problem(source)
         found = tempered(source, log_temperature(source.num_terms), **settings)
-        return _free_energy(found.chains, source.num_terms, reading_of(found))
+        return _free_energy(found.chains, source.num_terms, found.estimate)
     wanted = log_temperature(source.num_samples)
     require(
         math.isclose(source.nbeta, wanted, rel_tol=1e-6),
@@ -394,13 +393,13 @@ def temperature_regression(
     inverse = _betas(betas, count)
     if settings.get("localization") is None and not isinstance(settings.get("kernel"), Kernel):
         settings["localization"], _ = default_localization(problem, log_temperature(count))
-    runs: list[Drawn] = []
+    runs: list[SamplingRun] = []
     for number, beta in enumerate(inverse):
         report("temperatures", number, len(inverse))
         own = derived_seed(seed, "temperature", number)
         runs.append(tempered(problem, count * float(beta), seed=own, **settings))
     report("temperatures", len(inverse), len(inverse))
-    rises = [reading_of(run) for run in runs]
+    rises = [run.estimate for run in runs]
     values = np.array([float(rise) for rise in rises]) / inverse
     errors = np.array([float(rise.stderr) for rise in rises]) / inverse
     cost = sum(rise.cost for rise in rises)
@@ -517,14 +516,14 @@ def free_energy(
     high = math.log(frozen.num_terms)
     count = _points(temperatures, high - low)
     nbetas = np.exp(np.linspace(low, high, count))
-    runs: list[Drawn] = []
+    runs: list[SamplingRun] = []
     for number, nbeta in enumerate(nbetas):
         report("temperatures", number, count)
         own = derived_seed(seed, "temperature", number)
         runs.append(tempered(frozen, float(nbeta), seed=own, localization=localization, **settings))
     report("temperatures", count, count)
     step = (high - low) / (count - 1)
-    found = [reading_of(run) for run in runs]
+    found = [run.estimate for run in runs]
     means, errors = (
         np.array([float(each) for each in found]),
         np.array([float(each.stderr) for each in found]),

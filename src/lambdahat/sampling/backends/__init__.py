@@ -49,6 +49,13 @@ MEMORY = (
     "Even one by one the chains do not fit into memory: a larger accumulate or a smaller batch_size"
     " needs less."
 )
+WHY_NOT = {
+    "graph": "a CUDA graph needs a CUDA problem, a kernel that never rejects, and nothing looked at"
+    " draw by draw",
+    "processes": "processes need fork, several cores and chains, a CPU problem, and no CUDA or"
+    " process group",
+    "batched": "chains can share a call only where batches can be drawn sample by sample",
+}
 LARGE = 20_000_000  # parameters beyond which chains gain nothing from sharing a call
 AnyRunner = Runner | ForkedRunner | SpreadRunner
 Makers = dict[str, Callable[[], Runner | ForkedRunner]]
@@ -57,9 +64,7 @@ Failure = (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeEr
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run of ``chains`` chains of a kernel, with batches of ``samples``, takes by its
-    plan.
-    """
+    """The memory that ``chains`` chains of a kernel take with batches of ``samples``."""
 
     problem: Problem
     kernel: Kernel
@@ -78,40 +83,21 @@ class Demand:
     def together(self, recorded: bool = False) -> float:
         """The bytes that all chains in one call take."""
         copied = self._each - 1 if recorded else 0  # all but the gradient
-        passes = self.chains * _gradient_bytes(self.problem, self.samples)
-        return passes + self._row * (self._held + self.chains * copied)
+        # a gradient is measured on one and two samples, and is on a line through both
+        counts = (1, 2)[: min(self.samples, self.problem.batches.first().size)]
+        peaks = [_gradient_peak(self.problem, count, again=False) for count in counts]
+        passes = peaks[0] + (self.samples - 1) * max(peaks[-1] - peaks[0], 0.0)
+        return self.chains * passes + self._row * (self._held + self.chains * copied)
 
     def one_by_one(self) -> float:
         """The bytes that chains take whose passes come one by one."""
         # pieces are no larger, and the probe sees whole batches
-        largest = self.problem.batches.first().size
-        return (
-            _gradient_peak(self.problem, largest, self.problem.recomputes) + self._row * self._held
-        )
-
-    def require_one_by_one(self) -> None:
-        """Raise where the problem's budget does not hold the chains, not even one by one."""
-        memory = self.problem.memory
-        if memory is not None:
-            needed = self.one_by_one()
-            require(
-                needed <= memory,
-                "memory",
-                f"be at least {needed:,.0f} bytes for {self.chains} chains of"
-                f" {type(self.kernel).__name__}",
-                f"{memory:,}",
-                "raise it, or run fewer chains",
-            )
+        largest, again = self.problem.batches.first().size, self.problem.recomputes
+        return _gradient_peak(self.problem, largest, again) + self._row * self._held
 
     @property
     def _row(self) -> int:
         return self.problem.num_parameters * max(self.problem.dtype.itemsize, 4)
-
-    @property
-    def _held(self) -> int:
-        """Vectors of all chains beside their passes."""
-        probed = 1 if probed_alone(self.problem) else self.chains
-        return COMMON + self.chains * self._each + probed * self._probe
 
     @property
     def _each(self) -> int:
@@ -121,19 +107,15 @@ class Demand:
         return kernel.vectors(plan.forces) + summed + (plan.bound is not None)
 
     @property
-    def _probe(self) -> int:
-        """Vectors of a chain that is probed: it is taken from the others, and its gradients of
-        batches are summed.
-        """
-        if not self.kernel.is_unadjusted_mala:
-            return 0
-        return (
-            1
-            + HMC.held
-            + self.kernel.vectors(forces=True)
-            - self.kernel.held
-            + (len(self.problem.batches) > 1)
-        )
+    def _held(self) -> int:
+        """Vectors of all chains beside their passes."""
+        kernel, probe = self.kernel, 0
+        if kernel.is_unadjusted_mala:
+            # a chain that is probed is taken from the others, its gradients of batches are summed
+            own = kernel.vectors(forces=True) - kernel.held
+            probe = 1 + HMC.held + own + (len(self.problem.batches) > 1)
+        probed = 1 if probed_alone(self.problem) else self.chains
+        return COMMON + self.chains * self._each + probed * probe
 
 
 def pieces_within(problem: Problem, samples: int) -> int:
@@ -144,22 +126,10 @@ def pieces_within(problem: Problem, samples: int) -> int:
         return 1
     # as chains one by one do
     again, most = problem.recomputes, min(samples, problem.batches.first().size)
-    one, room = _gradient_peak(problem, 1, again), PASS * problem.memory
-    rows = (
-        rows_within(lambda count: _gradient_peak(problem, count, again), most, room, one)
-        if one < room
-        else 1
-    )
+    one, room, rows = _gradient_peak(problem, 1, again), PASS * problem.memory, 1
+    if one < room:
+        rows = rows_within(lambda count: _gradient_peak(problem, count, again), most, room, one)
     return -(-samples // rows)
-
-
-def _gradient_bytes(problem: Problem, samples: int) -> float:
-    """What a gradient on so many samples takes at most: measured on one and two, and on a line
-    through both.
-    """
-    counts = (1, 2)[: min(samples, problem.batches.first().size)]
-    peaks = [_gradient_peak(problem, count, again=False) for count in counts]
-    return peaks[0] + (samples - 1) * max(peaks[-1] - peaks[0], 0.0)
 
 
 @torch.enable_grad()
@@ -167,15 +137,12 @@ def _gradient_peak(problem: Problem, samples: int, again: bool) -> float:
     """What a gradient on the first samples takes at most; ``again`` runs the parts again that
     the model checkpoints.
     """
-    leaves = {
-        name: tensor.detach().requires_grad_()
-        for name, tensor in problem.named(problem.vector).items()
-    }
+    named = problem.named(problem.vector)
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in named.items()}
     few = take(problem.batches.first(), torch.arange(samples, device=problem.device))
     with LiveBytes() as seen, recomputing(again):
-        torch.autograd.grad(
-            problem.batch_loss(leaves, few), list(leaves.values()), allow_unused=True
-        )
+        loss = problem.batch_loss(leaves, few)
+        torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return float(seen.peak)
 
 
@@ -212,32 +179,24 @@ class GraphRunner(Runner):
         self._capture()
 
     def skip(self, steps: int) -> None:
-        assert self._graph is not None
         for start in range(0, steps, self._room):
-            self._place.zero_()
-            for _ in range(min(self._room, steps - start)):
-                self._graph.replay()
-        self._count(steps)
+            self._replay(min(self._room, steps - start))
 
     def advance(self, draws: int, look: bool = True) -> Record:
-        parts = []
+        parts, thin = [], self.plan.thin
         while draws > 0:
-            now = min(draws, self._room // self.plan.thin)
-            parts.append(self._replayed(now))
+            now = min(draws, self._room // thin)
+            self._replay(now * thin)
+            parts.append(self._traces[:, :, thin - 1 : now * thin : thin].cpu())
             draws -= now
-        names = parts[0].keys()
-        return {name: torch.cat([part[name] for part in parts], dim=1) for name in names}
+        return dict(zip(self.traces, torch.cat(parts, dim=2), strict=True))
 
-    def _replayed(self, draws: int) -> Record:
+    def _replay(self, steps: int) -> None:
+        """Take steps, whose traces are written from the beginning."""
         assert self._graph is not None
         self._place.zero_()
-        for _ in range(draws * self.plan.thin):
+        for _ in range(steps):
             self._graph.replay()
-        self._count(draws * self.plan.thin)
-        last = slice(self.plan.thin - 1, draws * self.plan.thin, self.plan.thin)
-        return dict(zip(self.traces, self._traces[:, :, last].cpu(), strict=True))
-
-    def _count(self, steps: int) -> None:
         self.gradients_spent += steps
         self.state.steps += steps
 
@@ -246,11 +205,8 @@ class GraphRunner(Runner):
         self._traces.index_copy_(2, self._place, values.unsqueeze(2))
         self._place.add_(1)
 
+    @repeated()
     def _capture(self) -> None:
-        with repeated():
-            self._captured()
-
-    def _captured(self) -> None:
         """Record one step; the steps that warm up and record leave no mark on state, traces or
         random numbers.
         """
@@ -297,8 +253,8 @@ def make_runner(
         return _make_runner(problem, kernel, range(chains), plan, mode)
     require_same_run(problem, kernel, chains, plan)
     own = range(chains)[ranks.rank :: ranks.size]
-    runner, found = _make_runner(problem.alone(), kernel, own or range(1), plan, mode)
-    slowest = int(ranks.least(MODES.index(found), "the mode of the chains", problem.device))
+    runner, taken = _make_runner(problem.alone(), kernel, own or range(1), plan, mode)
+    slowest = int(ranks.least(MODES.index(taken), "the mode of the chains", problem.device))
     return SpreadRunner(problem, runner, own, chains), MODES[slowest]
 
 
@@ -307,58 +263,46 @@ def _make_runner(
 ) -> tuple[Runner | ForkedRunner, str]:
     """A runner of the chains of these numbers in this process.
 
-    By itself it takes one mode only, "sequential", where the chains do not fit into memory
-    together, and records nothing where they do but a record does not.
+    "auto" takes "sequential" where the chains do not fit into memory together, and no CUDA graph
+    where they do but a captured one does not.
     """
-    samples = (
-        problem.num_samples if kernel.exact else min(plan.batch_size or 512, problem.num_samples)
-    )
+    most, memory = problem.num_samples, problem.memory
+    samples = most if kernel.exact else min(plan.batch_size or 512, most)
     at_once = max(problem.batches.sizes) if kernel.exact else -(-samples // plan.accumulate)
-    if problem.memory is not None and not kernel.exact:
+    if memory is not None and not kernel.exact:
         plan = replace(plan, accumulate=max(plan.accumulate, pieces_within(problem, samples)))
     demand = Demand(problem, kernel, len(numbers), at_once, plan)
-    demand.require_one_by_one()
+    if memory is not None:
+        needed, name = demand.one_by_one(), type(kernel).__name__
+        expected = f"be at least {needed:,.0f} bytes for {len(numbers)} chains of {name}"
+        cure = "raise it, or run fewer chains"
+        require(needed <= memory, "memory", expected, f"{memory:,}", cure)
     makers = _makers(ChainSetup(problem, plan, kernel.exact), kernel, numbers)
     if mode != "auto":
-        require(
-            mode in makers,
-            "mode",
-            f"be one of {', '.join(makers)} for this problem and kernel",
-            repr(mode),
-            _why_not(mode),
-        )
-        _require_room(demand, mode)
+        expected = f"be one of {', '.join(makers)} for this problem and kernel"
+        require(mode in makers, "mode", expected, repr(mode), WHY_NOT.get(mode, ""))
+        if memory is not None and mode in ("batched", "graph"):
+            needed = demand.together(recorded=mode == "graph")
+            expected = f"fit into the problem's memory, {memory:,} bytes"
+            got, cure = f"{mode!r}, which needs {needed:,.0f}", 'mode="auto" takes one that fits'
+            require(needed <= memory, "mode", expected, got, cure)
         return makers[mode](), mode
-    small = problem.num_parameters * samples <= SMALL and problem.memory is None
+    small = problem.num_parameters * samples <= SMALL and memory is None
     if not small and (problem.num_parameters > LARGE or not demand.together_fits()):
         return makers["sequential"](), "sequential"
     if "graph" in makers and (small or demand.together_fits(recorded=True)):
         # a model that cannot be mapped or captured fails in the making
         with suppress(*Failure), rng_untouched():
             return makers["graph"](), "graph"
-    if small or problem.device.type == "cuda":
-        if "batched" in makers:
-            # a model that cannot be mapped fails at the first step; running out of memory is a
-            # failure too, and one by one the chains may fit
-            with suppress(*Failure), rng_untouched():
-                makers["batched"]().skip(1)
-                return makers["batched"](), "batched"
-        return makers["sequential"](), "sequential"
-    return _fastest(makers)
-
-
-def _require_room(demand: Demand, mode: str) -> None:
-    """Raise where the mode asked for takes more than the problem's budget."""
-    memory = demand.problem.memory
-    if memory is not None and mode in ("batched", "graph"):
-        needed = demand.together(recorded=mode == "graph")
-        require(
-            needed <= memory,
-            "mode",
-            f"fit into the problem's memory, {memory:,} bytes",
-            f"{mode!r}, which needs {needed:,.0f}",
-            'mode="auto" takes one that fits',
-        )
+    if not small and problem.device.type != "cuda":
+        return _fastest(makers)
+    if "batched" in makers:
+        # a model that cannot be mapped fails at the first step; running out of memory is a failure
+        # too, and one by one the chains may fit
+        with suppress(*Failure), rng_untouched():
+            makers["batched"]().skip(1)
+            return makers["batched"](), "batched"
+    return makers["sequential"](), "sequential"
 
 
 def processes_available(problem: Problem) -> bool:
@@ -372,39 +316,20 @@ def processes_available(problem: Problem) -> bool:
 def _makers(ground: ChainSetup, kernel: Kernel, numbers: Sequence[int]) -> Makers:
     """The modes that the problem and kernel leave open."""
     problem, source = ground.problem, ground.source
-    found: Makers = {"sequential": lambda: Runner(ground, kernel, numbers, OneByOne(problem))}
+    makers: Makers = {"sequential": lambda: Runner(ground, kernel, numbers, OneByOne(problem))}
     if source is None or source.shared or source.by_sample:
-        found["batched"] = lambda: Runner(ground, kernel, numbers, Together(problem))
-        if (
-            problem.device.type == "cuda"
-            and source is not None
-            and source.by_sample
-            and not ground.plan.looks
-        ):
-            found["graph"] = lambda: GraphRunner(
+        makers["batched"] = lambda: Runner(ground, kernel, numbers, Together(problem))
+        by_sample = source is not None and source.by_sample
+        if problem.device.type == "cuda" and by_sample and not ground.plan.looks:
+            makers["graph"] = lambda: GraphRunner(
                 ground, kernel, numbers, Together(problem, has_unfoldable(problem))
             )
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    own_cores = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if own_cores else os.cpu_count() or 1
     processes = min(len(numbers), cores)
-    if processes_available(problem) and processes > 1:
-        found["processes"] = lambda: ForkedRunner(ground, kernel, numbers, processes)
-    return found
-
-
-def _why_not(mode: str) -> str:
-    return {
-        "graph": (
-            "a CUDA graph needs a CUDA problem, a kernel that never rejects, and nothing looked at"
-            " draw by draw"
-        ),
-        "processes": (
-            "processes need fork, several cores and chains, a CPU problem, and no CUDA or process"
-            " group"
-        ),
-        "batched": "chains can share a call only where batches can be drawn sample by sample",
-    }.get(mode, "")
+    if processes > 1 and processes_available(problem):
+        makers["processes"] = lambda: ForkedRunner(ground, kernel, numbers, processes)
+    return makers
 
 
 def _fastest(makers: Makers) -> tuple[Runner | ForkedRunner, str]:
@@ -415,7 +340,12 @@ def _fastest(makers: Makers) -> tuple[Runner | ForkedRunner, str]:
         try:
             runner = make()
             runner.skip(1)
-            times[name] = min(_seconds(runner) for _ in range(ROUNDS))
+            rounds = []
+            for _ in range(ROUNDS):
+                start = time.perf_counter()
+                runner.skip(TIMED_STEPS)
+                rounds.append(time.perf_counter() - start)
+            times[name] = min(rounds)
         except Failure as error:
             if name == "sequential":
                 if isinstance(error, torch.OutOfMemoryError):
@@ -426,9 +356,3 @@ def _fastest(makers: Makers) -> tuple[Runner | ForkedRunner, str]:
                 runner.close()
     best = min(times, key=lambda name: times[name])
     return makers[best](), best
-
-
-def _seconds(runner: Runner | ForkedRunner) -> float:
-    start = time.perf_counter()
-    runner.skip(TIMED_STEPS)
-    return time.perf_counter() - start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,17 +14,16 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from lambdahat._core.check import describe
+from lambdahat._core.check import describe, message, require, require_count, require_positive
 from lambdahat.operators.linearise import repeated
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.evaluators import Parameters
 from lambdahat.sampling.backends.minibatches import Minibatches
-from lambdahat.sampling.kernels import Info, Kernel, Streams
+from lambdahat.sampling.kernels import Kernel, Streams
 
 AFTER = 1000  # calls; recording takes about a second when it is the first in a process
-Pair = tuple[Tensor, Tensor]
 LossAndGradient = tuple[Tensor, Tensor]
 Observable = Callable[[Tensor], Tensor | float]
 Record = dict[str, Tensor]
@@ -42,12 +41,8 @@ class UnfoldedConvolutions(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.conv2d:
-            found = _unfolded(*args, **kwargs)
-            if found is not None:
-                return found
-        return func(*args, **kwargs)
+        image = _unfold(*args, **(kwargs or {})) if func is F.conv2d else None
+        return func(*args, **(kwargs or {})) if image is None else image
 
 
 def has_unfoldable(problem: Problem) -> bool:
@@ -58,7 +53,7 @@ def has_unfoldable(problem: Problem) -> bool:
     )
 
 
-def _unfolded(
+def _unfold(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -67,24 +62,17 @@ def _unfolded(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """The convolution as a product with the patches, or None for those that are not plain and of
-    one channel.
-    """
-    if (
-        groups != 1
-        or weight.shape[1] != 1
-        or isinstance(padding, str)
-        or x.ndim != 4
-        or _pair(dilation) != (1, 1)
-    ):
+    """The convolution as a product with the patches; None unless it is plain and of one channel."""
+    plain = groups == weight.shape[1] == 1 and x.ndim == 4 and _pair(dilation) == (1, 1)
+    if not plain or isinstance(padding, str):
         return None
     (down, right), (high, wide), size = _pair(stride), _pair(padding), weight.shape[2:]
     padded = F.pad(x, (wide, wide, high, high)) if high or wide else x
     windows = padded.unfold(2, size[0], down).unfold(3, size[1], right)  # (B, 1, H, W, k, k)
-    shape = windows.shape[2:4]
     patches = windows.permute(0, 1, 4, 5, 2, 3).flatten(4, 5).flatten(1, 3)
     out = weight.flatten(1) @ patches
-    image: Tensor = (out if bias is None else out + bias.unsqueeze(1)).unflatten(2, tuple(shape))
+    shape = tuple(windows.shape[2:4])
+    image: Tensor = (out if bias is None else out + bias.unsqueeze(1)).unflatten(2, shape)
     return image
 
 
@@ -103,33 +91,23 @@ class Recorded:
     is called as before.
     """
 
-    def __init__(self, function: Callable[[Tensor], Pair]) -> None:
-        self._function = function
-        self._calls = 0
-        self._record: Callable[[Tensor], Pair] | None = None
+    def __init__(self, function: Callable[[Tensor], LossAndGradient]) -> None:
+        self._function, self._calls = function, 0
+        self._record: Callable[[Tensor], LossAndGradient] | None = None
         self._like: tuple[torch.Size, torch.dtype] | None = None
 
-    def __call__(self, positions: Tensor) -> Pair:
+    def __call__(self, positions: Tensor) -> LossAndGradient:
         self._calls += 1
-        if self._record is not None and self._like == (positions.shape, positions.dtype):
+        like = positions.shape, positions.dtype
+        if self._record is not None and self._like == like:
             return self._record(positions)
         answer = self._function(positions)
         if self._calls == AFTER:
-            self._try(positions, answer)
+            with suppress(Exception):  # whatever a user's function does that cannot be recorded
+                record = make_fx(self._function)(positions)
+                if all(map(torch.equal, record(positions), answer)):
+                    self._record, self._like = record, like
         return answer
-
-    def _try(self, positions: Tensor, answer: Pair) -> None:
-        """Record at these positions and keep the record if it gives the answer that is known."""
-        try:
-            record = make_fx(self._function)(positions)
-            same = all(
-                torch.equal(ours, theirs)
-                for ours, theirs in zip(record(positions), answer, strict=True)
-            )
-        except Exception:  # whatever a user's function does that cannot be recorded
-            return
-        if same:
-            self._record, self._like = record, (positions.shape, positions.dtype)
 
 
 class Together:
@@ -139,14 +117,14 @@ class Together:
     With ``unfold`` convolutions become matrix products, too.
     """
 
+    context = staticmethod(repeated)  # fused attention has no rule for vmap
+
     def __init__(self, problem: Problem, unfold: bool = False) -> None:
         self.problem = problem
         self._convolutions = UnfoldedConvolutions if unfold else nullcontext
         # a record that held it would keep the problem until the collector comes
         own = weakref.proxy(self)
-        self.only_batch = Recorded(
-            lambda positions: own.one_batch(positions, problem.batches.first())
-        )
+        self.only_batch = Recorded(lambda at: own.one_batch(at, problem.batches.first()))
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
         """Losses (chains,) and gradients (chains, P) on one batch for all."""
@@ -167,19 +145,14 @@ class Together:
         self, loss: Callable[..., Tensor], positions: Tensor, *parts: Tensor
     ) -> LossAndGradient:
         """One backward pass through the sum: the chains do not touch each other."""
-        leaves = {
-            name: tensor.detach().requires_grad_()
-            for name, tensor in self.problem.named(positions).items()
-        }
+        named = self.problem.named(positions)
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in named.items()}
         with self._convolutions():
             losses = torch.vmap(loss)(leaves, *parts)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-        if (
-            len(gradients) == 1
-            and gradients[0] is not None
-            and gradients[0].dtype == positions.dtype
-        ):
-            return losses.detach(), gradients[0].reshape(positions.shape)
+        only = gradients[0] if len(gradients) == 1 else None
+        if only is not None and only.dtype == positions.dtype:
+            return losses.detach(), only.reshape(positions.shape)
         flat = torch.empty_like(positions)
         for place, gradient in zip(self.problem.space.split(flat), gradients, strict=True):
             place.copy_(gradient) if gradient is not None else place.zero_()
@@ -188,49 +161,42 @@ class Together:
 
 class OneByOne:
     """Chain after chain, each by a plain backward pass: for models that cannot be mapped, or
-    gain nothing by it.
+    gain nothing by it. The interface is that of ``Together``.
     """
+
+    context = staticmethod(nullcontext)
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._gradients = problem.vector.new_empty(0)
 
     def only_batch(self, positions: Tensor) -> LossAndGradient:
-        """The same as ``one_batch`` on the first batch of the problem."""
         return self.one_batch(positions, self.problem.batches.first())
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
-        """Losses (chains,) and gradients (chains, P) on one batch for all."""
         return self._each(positions, [batch] * len(positions))
 
     def own_batches(self, positions: Tensor, source: Minibatches, index: Tensor) -> LossAndGradient:
-        """The same with a batch for each chain."""
         return self._each(positions, (source.batch(row) for row in index))
 
+    @torch.enable_grad()
     def _each(self, positions: Tensor, batches: Iterable[Batch]) -> LossAndGradient:
         """The gradients are in memory that the next call uses again: fresh memory costs as much
         as a pass over it.
         """
         if self._gradients.shape != positions.shape:
             self._gradients = torch.empty_like(positions)
-        triples = zip(positions, batches, self._gradients, strict=True)
-        return torch.stack(
-            [self._single(theta, batch, out) for theta, batch, out in triples]
-        ), self._gradients
-
-    @torch.enable_grad()
-    def _single(self, theta: Tensor, batch: Batch, out: Tensor) -> Tensor:
-        """The loss of one chain; its gradient goes to ``out``."""
-        leaves = {
-            name: tensor.detach().requires_grad_()
-            for name, tensor in self.problem.named(theta).items()
-        }
-        with recomputing(self.problem.recomputes):
-            loss = self.problem.batch_loss(leaves, batch)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        for place, gradient in zip(self.problem.space.split(out), gradients, strict=True):
-            place.copy_(gradient)
-        return loss.detach().reshape(())
+        losses = []
+        for theta, batch, out in zip(positions, batches, self._gradients, strict=True):
+            named = self.problem.named(theta)
+            leaves = {name: tensor.detach().requires_grad_() for name, tensor in named.items()}
+            with recomputing(self.problem.recomputes):
+                loss = self.problem.batch_loss(leaves, batch)
+            gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            for place, gradient in zip(self.problem.space.split(out), gradients, strict=True):
+                place.copy_(gradient)
+            losses.append(loss.detach().reshape(()))
+        return torch.stack(losses), self._gradients
 
 
 def full_data(gradients: Together | OneByOne, positions: Tensor) -> LossAndGradient:
@@ -254,9 +220,7 @@ def on_batches(
     index: Tensor,
     parts: int = 1,
 ) -> LossAndGradient:
-    """Losses and gradients on the batches drawn, in ``parts`` pieces one after the other where
-    memory is short.
-    """
+    """Losses and gradients on the batches drawn, in ``parts`` pieces where memory is short."""
     if source.whole and parts == 1 and len(gradients.problem.batches) == 1:
         return gradients.only_batch(positions)  # without a copy of the data
     losses, total = None, None
@@ -291,15 +255,25 @@ class ChainPlan:
     observables: Mapping[str, Observable] = field(default_factory=dict)
     averages: Mapping[str, Observable] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        require_count(self.accumulate, "accumulate")
+        require_count(self.thin, "thin")
+        if self.batch_size is not None:
+            require_count(self.batch_size, "batch_size")
+        if self.bound is not None:
+            require_positive(self.bound, "bound")
+        expected = "be a dict of names to functions of the flat parameters (P,)"
+        for name, functions in (("observables", self.observables), ("averages", self.averages)):
+            fine = isinstance(functions, Mapping) and all(
+                isinstance(key, str) and callable(value) for key, value in functions.items()
+            )
+            require(fine, name, expected, functions, "", TypeError)
+
     @property
     def looks(self) -> bool:
         """Whether the positions are looked at draw by draw, not only the losses."""
-        return (
-            self.full_losses
-            or self.keep_parameters
-            or bool(self.observables)
-            or bool(self.averages)
-        )
+        functions = bool(self.observables) or bool(self.averages)
+        return self.full_losses or self.keep_parameters or functions
 
 
 class ChainSetup:
@@ -308,15 +282,11 @@ class ChainSetup:
     """
 
     def __init__(self, problem: Problem, plan: ChainPlan, exact: bool) -> None:
-        self.problem, self.plan = problem, plan
+        self.problem, self.plan, self.centre_loss = problem, plan, problem.loss()
         vector = problem.vector  # steps smaller than the rounding of half precision would be lost
-        self.centre, self.centre_loss = (
-            vector.to(torch.promote_types(vector.dtype, torch.float32)),
-            problem.loss(),
-        )
-        self.source = (
-            None if exact else Minibatches(problem, plan.batch_size, plan.shared_batches, plan.seed)
-        )
+        self.centre = vector.to(torch.promote_types(vector.dtype, torch.float32))
+        drawing = plan.batch_size, plan.shared_batches, plan.seed
+        self.source = None if exact else Minibatches(problem, *drawing)
 
 
 class Runner:
@@ -331,14 +301,13 @@ class Runner:
     ) -> None:
         self.ground, self.kernel, self.gradients = ground, kernel, gradients
         self.problem, self.plan, self.centre = ground.problem, ground.plan, ground.centre
-        problem, plan = self.problem, self.plan
         self.chains = tuple(chains)
-        self.rng = Streams(plan.seed, self.chains, problem.device)
+        self.rng = Streams(self.plan.seed, self.chains, self.problem.device)
         self.source = None if ground.source is None else ground.source.rewound_copy()
         self.state = kernel.init(self.centre.expand(len(self.chains), -1), self.centre)
         # of each chain: on a batch, or on the whole data for an exact kernel
         self.gradients_spent = 0
-        self.bounded = torch.zeros(len(self.chains), dtype=torch.int64, device=problem.device)
+        self.bounded = torch.zeros(len(self.chains), dtype=torch.int64, device=self.problem.device)
 
     @property
     def positions(self) -> Tensor:
@@ -376,30 +345,32 @@ class Runner:
 
     def retune(self, kernel: Kernel) -> None:
         """Continue with other settings from the present positions."""
-        was, now = self.kernel, kernel
-        before, after = was.localization, now.localization
+        was, self.kernel = self.kernel, kernel
+        before, after = was.localization, kernel.localization
         if isinstance(before, Tensor) and isinstance(after, Tensor):
             tied = torch.equal(before, after)
         else:
             numbers = isinstance(before, int | float) and isinstance(after, int | float)
             tied = numbers and before == after
-        same = type(was) is type(now) and was.nbeta == now.nbeta and tied
-        self.kernel = kernel
-        if same and was.step_size != now.step_size:
-            now.resume(self.state, was.step_size)
-        if not same:  # what was remembered belongs to another posterior
-            self.state.memory.clear()
-            steps, self.state = self.state.steps, kernel.init(self.state.position, self.centre)
-            self.state.steps = steps
+        if type(was) is not type(kernel) or was.nbeta != kernel.nbeta or not tied:
+            self._forget()  # what was remembered belongs to another posterior
+        elif was.step_size != kernel.step_size:
+            kernel.resume(self.state, was.step_size)
+
+    def _forget(self) -> None:
+        """Begin the kernel's own variables anew where the chains are."""
+        self.state.memory.clear()  # before what comes in its place is made
+        steps, self.state = self.state.steps, self.kernel.init(self.state.position, self.centre)
+        self.state.steps = steps
 
     def restart(self, chains: Sequence[int] | None = None) -> None:
         """Put the chains of these numbers, or all, back to the centre."""
         for row, chain in zip(self.state.position, self.chains, strict=True):
             if chains is None or chain in chains:
                 row.copy_(self.centre)
-        self.state.memory.clear()  # before what comes in its place is made
-        steps, self.state = self.state.steps, self.kernel.init(self.state.position, self.centre)
-        self.state.steps = 0 if chains is None else steps
+        self._forget()
+        if chains is None:
+            self.state.steps = 0
 
     def resize(self, batch_size: int, accumulate: int) -> None:
         """Go on with batches of another size, in ``accumulate`` pieces; only where samples are
@@ -418,20 +389,19 @@ class Runner:
         U: the part of the noise that heats the localization and not the loss. As A⁻¹ is the
         covariance of d = w − w*, it is the covariance over batches of nβ∇L·d and nβ∇L·SSᵀΓd.
         """
-        count = len(self.chains)
+        count, source, position = len(self.chains), self.source, self.state.position
         zeros = torch.zeros(count, dtype=torch.float64)
-        if self.source is None or self.source.whole:
+        if source is None or source.whole:
             return {"trace": zeros, "energy": zeros, "tied": zeros}
-        source, energies, works, pulls = self.source, [], [], []
-        total, squares = torch.zeros_like(self.state.position), zeros.to(self.problem.device)
-        away = self.state.position - self.state.centre
-        gamma: Any = self.kernel.localization
-        pull = self.kernel.scaled(self.kernel.scaled_force(away * gamma))
-        with repeated() if isinstance(self.gradients, Together) else nullcontext():
+        energies, works, pulls = [], [], []
+        total, squares = torch.zeros_like(position), zeros.to(self.problem.device)
+        away, gamma = position - self.state.centre, self.kernel.localization
+        pull = self.kernel.scaled(self.kernel.scaled_force(away * gamma))  # type: ignore[operator]
+        with self.gradients.context():
             for _ in range(batches):
                 index = source.draw(self.rng, count)
                 loss, gradient = on_batches(
-                    self.gradients, self.state.position, source, index, self.plan.accumulate
+                    self.gradients, position, source, index, self.plan.accumulate
                 )
                 energies.append((loss - source.centre(index)).double())
                 works.append(torch.linalg.vecdot(gradient, away).double())
@@ -440,42 +410,36 @@ class Runner:
                 total += gradient
                 squares = squares + gradient.square().sum(-1).double()
         self.gradients_spent += batches
-        spread = (squares - total.square().sum(-1).double() / batches) / (batches - 1)
-        work, pulled = torch.stack(works), torch.stack(pulls)
-        tied = ((work - work.mean(dim=0)) * (pulled - pulled.mean(dim=0))).sum(dim=0) / (
-            batches - 1
-        )
-        found = {"trace": spread, "energy": torch.stack(energies).var(dim=0), "tied": tied}
-        return {name: (self.kernel.nbeta**2 * values).cpu() for name, values in found.items()}
+        trace = (squares - total.square().sum(-1).double() / batches) / (batches - 1)
+        work, pulled = (torch.stack(values) for values in (works, pulls))
+        tied = ((work - work.mean(dim=0)) * (pulled - pulled.mean(dim=0))).sum(dim=0)
+        energy = torch.stack(energies).var(dim=0)
+        noise = {"trace": trace, "energy": energy, "tied": tied / (batches - 1)}
+        return {name: (self.kernel.nbeta**2 * values).cpu() for name, values in noise.items()}
 
     def forces(self) -> Record:
         """The gradients of nβL on two batches (once on the whole data) and of the localization,
         (chains, P) each.
         """
-        count, source = len(self.chains), self.source
+        source, position, seen = self.source, self.state.position, []
         gamma: Any = self.kernel.localization
-        found = []
-        with repeated() if isinstance(self.gradients, Together) else nullcontext():
+        with self.gradients.context():
             for _ in range(2 if source is not None and not source.whole else 1):
                 if source is None:
-                    gradient = full_data(self.gradients, self.state.position)[1]
+                    _, gradient = full_data(self.gradients, position)
                 else:
-                    index = source.draw(self.rng, count)
-                    plan = self.plan
-                    gradient = on_batches(
-                        self.gradients, self.state.position, source, index, plan.accumulate
-                    )[1]
-                found.append(self.kernel.nbeta * gradient)
-        self.gradients_spent += len(found)
-        return {
-            "first": found[0],
-            "second": found[-1],
-            "tie": gamma * (self.state.position - self.state.centre),
-        }
+                    index = source.draw(self.rng, len(self.chains))
+                    _, gradient = on_batches(
+                        self.gradients, position, source, index, self.plan.accumulate
+                    )
+                seen.append(self.kernel.nbeta * gradient)
+        self.gradients_spent += len(seen)
+        tie = gamma * (position - self.state.centre)
+        return {"first": seen[0], "second": seen[-1], "tie": tie}
 
     def skip(self, steps: int) -> None:
         """Take steps without recording anything."""
-        with repeated() if isinstance(self.gradients, Together) else nullcontext():
+        with self.gradients.context():
             for _ in range(steps):
                 self._step()
 
@@ -486,67 +450,47 @@ class Runner:
         What is to be averaged has one entry for all of them, (chains, 1, …). Without ``look``, the
         traces alone.
         """
-        # fused attention has no rule for vmap
-        with repeated() if isinstance(self.gradients, Together) else nullcontext():
-            look = look and self.plan.looks
-            count = len(self.chains)
-            names = self.traces
-            record = {
-                name: torch.zeros(count, draws, dtype=torch.float64, device=self.problem.device)
-                for name in names
-            }
-            looks: dict[str, list[Tensor]] = {}
-            self._totals: dict[str, Tensor] = {}
+        look, names = look and self.plan.looks, self.traces
+        shape, device = (len(self.chains), draws), self.problem.device
+        record = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name in names}
+        looks: dict[str, list[Tensor]] = {}
+        totals: Record = {}
+        with self.gradients.context():
             for draw in range(draws):
                 for _ in range(self.plan.thin - 1):
                     self._step()
                 if look and not self.kernel.exact:
-                    self._look(looks)
+                    self._look(looks, totals)
                 for name, value in zip(names, self._step(), strict=True):
                     record[name][:, draw] = value
                 if look and self.kernel.exact:
-                    self._look(looks)
-        stacked = {name: torch.stack(values, dim=1) for name, values in looks.items()}
-        stacked.update({name: total.unsqueeze(1) / draws for name, total in self._totals.items()})
-        return {name: values.cpu() for name, values in {**record, **stacked}.items()}
+                    self._look(looks, totals)
+        record |= {name: torch.stack(values, dim=1) for name, values in looks.items()}
+        record |= {name: total.unsqueeze(1) / draws for name, total in totals.items()}
+        return {name: values.cpu() for name, values in record.items()}
 
     def _step(self) -> tuple[Tensor, ...]:
         """One step, and what it adds to each of the ``traces``, (chains,)."""
+        source, kernel, gradients = self.source, self.kernel, self.gradients
         self.state.forces = self.plan.forces
-        base, info = self._move()
+        if source is None:
+            self.state, info = kernel.step(
+                self.state, lambda at: full_data(gradients, at), self.rng
+            )
+            centre = torch.full_like(info.loss, self.ground.centre_loss)
+        else:
+            index, parts = source.draw(self.rng, len(self.chains)), self.plan.accumulate
+            self.state, info = kernel.step(
+                self.state, lambda at: on_batches(gradients, at, source, index, parts), self.rng
+            )
+            centre = source.centre(index)
         if self.plan.bound is not None:
             self._keep_within(self.plan.bound)
         self.gradients_spent += info.gradients
-        acceptance = (
-            info.acceptance if info.acceptance is not None else torch.ones_like(info.distance)
-        )
-        seen = (
-            info.loss,
-            base,
-            info.distance,
-            acceptance,
-            info.force_square,
-            info.virial,
-            info.work,
-            info.heat,
-            info.recycled,
-        )
+        acceptance = torch.ones_like(info.distance) if info.acceptance is None else info.acceptance
+        forces = info.force_square, info.virial, info.work, info.heat, info.recycled
+        seen = info.loss, centre, info.distance, acceptance, *forces
         return tuple(value for value in seen if value is not None)
-
-    def _move(self) -> tuple[Tensor, Info]:
-        """The kernel's step, and the loss at the centre on the batch it saw."""
-        if self.source is None:
-            self.state, info = self.kernel.step(
-                self.state, lambda at: full_data(self.gradients, at), self.rng
-            )
-            return torch.full_like(info.loss, self.ground.centre_loss), info
-        source, index = self.source, self.source.draw(self.rng, len(self.chains))
-        self.state, info = self.kernel.step(
-            self.state,
-            lambda at: on_batches(self.gradients, at, source, index, self.plan.accumulate),
-            self.rng,
-        )
-        return source.centre(index), info
 
     def _keep_within(self, bound: float) -> None:
         """Pull chains beyond ``bound`` back onto the sphere of that radius, and count it."""
@@ -559,23 +503,25 @@ class Runner:
         if self.kernel.exact and bool(outside.any()):
             self.state.memory.clear()
 
-    def _look(self, looks: dict[str, list[Tensor]]) -> None:
+    def _look(self, looks: dict[str, list[Tensor]], totals: Record) -> None:
         """Record what the plan asks for at the present positions."""
         plan, positions = self.plan, self.state.position
+        seen: Record = {}
         if plan.full_losses:
             losses = [
                 self.problem.loss(theta) if theta.isfinite().all() else float("nan")
                 for theta in positions
             ]
-            looks.setdefault("full", []).append(torch.tensor(losses, dtype=torch.float64))
+            seen["full"] = torch.tensor(losses, dtype=torch.float64)
         if plan.keep_parameters:
-            looks.setdefault("parameters", []).append(positions.detach().cpu().clone())
+            seen["parameters"] = positions.detach().cpu().clone()
         for name, observable in plan.observables.items():
-            looks.setdefault(f"observable {name}", []).append(_values(name, observable, positions))
+            seen[f"observable {name}"] = _values(name, observable, positions)
+        for name, value in seen.items():
+            looks.setdefault(name, []).append(value)
         for name, observable in plan.averages.items():
-            values = _values(name, observable, positions)
-            key = f"average {name}"
-            self._totals[key] = self._totals[key] + values if key in self._totals else values
+            values, key = _values(name, observable, positions), f"average {name}"
+            totals[key] = totals[key] + values if key in totals else values
 
     def close(self) -> None:
         """A runner in this process holds nothing that must be closed."""
@@ -583,11 +529,10 @@ class Runner:
 
 def _values(name: str, observable: Observable, positions: Tensor) -> Tensor:
     """The observable of every chain, (chains, …)."""
-    found = [observable(theta) for theta in positions]
+    values = [observable(theta) for theta in positions]
     try:
-        return torch.stack([torch.as_tensor(value).detach().double().cpu() for value in found])
+        return torch.stack([torch.as_tensor(value).detach().double().cpu() for value in values])
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"observable {name!r} must return a number or a tensor, of one shape, got"
-            f" {describe(found[0])}"
-        ) from error
+        expected = "return a number or a tensor, of one shape"
+        text = message(f"observable {name!r}", expected, describe(values[0]))
+        raise TypeError(text) from error

@@ -34,39 +34,32 @@ class Minibatches:
     """
 
     def __init__(self, problem: Problem, batch_size: int | None, shared: bool, seed: int) -> None:
-        self.problem, self.shared, self._seed = problem, shared, seed
-        self._asked_to_share = shared
-        self._whole: Tensor | None = None
+        self.problem, self._seed, self._asked_to_share = problem, seed, shared
         self._room: list[Tensor] = []
+        self._whole: Tensor | None = None
         self._common = Streams(seed, [-1], problem.device)
-        columns = _columns(problem)
-        self.by_sample = columns is not None
-        if columns is not None:
-            losses, self.columns, self._spec, self._fixed = columns
-            dataless = not any(column.numel() for column in self.columns)
-            self.size = (
-                problem.num_samples
-                if dataless
-                else min(batch_size or DEFAULT_BATCH, problem.num_samples)
-            )
-            if self.size == problem.num_samples:
-                self.shared, self._whole = (
-                    True,
-                    torch.arange(1 if dataless else self.size, device=problem.device),
-                )
-        else:
-            losses = _batch_losses(problem)
-            sizes = problem.batches.sizes
-            require(
-                batch_size is None or batch_size in sizes,
-                "batch_size",
-                "be left out where batches cannot be drawn sample by sample",
-                repr(batch_size),
-                f"the problem's own batches, of {sizes[0]} samples, are used",
-            )
-            self.size = sizes[0]
-            self._cumulative = torch.tensor(problem.weights, dtype=torch.float64).cumsum(0)
-        self.centre_losses = losses
+        data, sizes = _columns(problem), problem.batches.sizes
+        self.by_sample = data is not None
+        if data is not None:
+            self.centre_losses, self.columns, self._spec, self._fixed = data
+            some = any(column.numel() for column in self.columns)
+            most = problem.num_samples
+            self.resize(min(batch_size or DEFAULT_BATCH, most) if some else most)
+            if not some:  # all samples are alike
+                self._whole = torch.arange(1, device=problem.device)
+            return
+        expected = "be left out where batches cannot be drawn sample by sample"
+        cure = f"the problem's own batches, of {sizes[0]} samples, are used"
+        own = batch_size is None or batch_size in sizes
+        require(own, "batch_size", expected, repr(batch_size), cure)
+        self.size, self.shared = sizes[0], shared
+        parameters = problem.named(problem.vector)
+        with torch.no_grad():
+            losses = [
+                problem.batch_loss(parameters, batch).reshape(()) for batch in problem.batches
+            ]
+        self.centre_losses = torch.stack(losses)
+        self._cumulative = torch.tensor(problem.weights, dtype=torch.float64).cumsum(0)
 
     def rewound_copy(self) -> Minibatches:
         """The same, its streams at their beginning."""
@@ -77,7 +70,7 @@ class Minibatches:
 
     def resize(self, size: int) -> None:
         """Draw so many samples from now on; all of them are the whole data."""
-        self.size, self._whole, self.shared = size, None, self._asked_to_share
+        self.size, self.shared, self._whole = size, self._asked_to_share, None
         if size == self.problem.num_samples:
             self.shared, self._whole = True, torch.arange(size, device=self.problem.device)
 
@@ -91,25 +84,17 @@ class Minibatches:
         """The streams of its own, besides those of the chains."""
         return self._common.generators if self.shared else []
 
-    @property
-    def num_choices(self) -> int:
-        """How many samples, or batches, there are to draw from."""
-        return len(self.centre_losses)
-
     def draw(self, rng: Streams, chains: int) -> Tensor:
         """Which samples each chain sees, (chains, batch_size), or which batch, (chains, 1)."""
         if self._whole is not None:
             return self._whole.expand(chains, -1)
         rng, rows = (self._common, 1) if self.shared else (rng, chains)
+        choices = len(self.centre_losses)  # samples, or batches
         if self.by_sample:
-            index = rng.integers(self.num_choices, rows, self.size)
-        else:
-            places = rng.uniform(rows, torch.float64).cpu() * self._cumulative[-1]
-            index = torch.searchsorted(self._cumulative, places, right=True).clamp_(
-                max=self.num_choices - 1
-            )
-            index = index.unsqueeze(1)
-        return index.expand(chains, -1)
+            return rng.integers(choices, rows, self.size).expand(chains, -1)
+        places = rng.uniform(rows, torch.float64).cpu() * self._cumulative[-1]
+        index = torch.searchsorted(self._cumulative, places, right=True).clamp_(max=choices - 1)
+        return index.unsqueeze(1).expand(chains, -1)
 
     def centre(self, index: Tensor) -> Tensor:
         """The loss at the centre on what was drawn, (chains,)."""
@@ -133,11 +118,8 @@ class Minibatches:
 
     def assemble(self, parts: Sequence[Tensor]) -> Batch:
         """The tensors of one batch as the batch that the problem knows."""
-        leaves = list(self._fixed)
-        for place, part in zip(
-            (i for i, leaf in enumerate(leaves) if leaf is None), parts, strict=True
-        ):
-            leaves[place] = part
+        columns = iter(parts)
+        leaves = [next(columns) if leaf is None else leaf for leaf in self._fixed]
         return Batch(tree_unflatten(leaves, self._spec), parts[0].shape[0] if parts else self.size)
 
     def batch(self, index: Tensor) -> Batch:
@@ -170,20 +152,8 @@ def _columns(problem: Problem) -> tuple[Tensor, list[Tensor], TreeSpec, list[Any
     leaves, spec = tree_flatten(whole)
     tensors = [isinstance(leaf, Tensor) and leaf.ndim > 0 for leaf in leaves]
     columns = [leaf for leaf, tensor in zip(leaves, tensors, strict=True) if tensor]
-    return (
-        losses,
-        columns,
-        spec,
-        [None if tensor else leaf for leaf, tensor in zip(leaves, tensors, strict=True)],
-    )
-
-
-@torch.no_grad()
-def _batch_losses(problem: Problem) -> Tensor:
-    parameters = problem.named(problem.vector)
-    return torch.stack(
-        [problem.batch_loss(parameters, batch).reshape(()) for batch in problem.batches]
-    )
+    fixed = [None if tensor else leaf for leaf, tensor in zip(leaves, tensors, strict=True)]
+    return losses, columns, spec, fixed
 
 
 class SampleLosses:
@@ -199,47 +169,36 @@ class SampleLosses:
         # functions, for methods would hold this object, and its problem, in a cycle
         kind = type(self)
         ways: list[Way] = [kind._by_output] if problem.loss_function else []
-        ways += [kind._mapped, kind._looped]
         parameters, batch = problem.named(problem.vector), problem.batches.first()
+        right = False
         with torch.no_grad():
             whole = problem.batch_loss(parameters, batch).double()
-        right = False
-        for way in ways:
-            self._way = way
-            parts = self._try(way, parameters, batch)
-            if parts is not None and (parts.shape == (batch.size,) or way is kind._looped):
-                off = (parts.double().mean() - whole).abs()
-                right = bool(off <= 1e-4 * (1e-3 + whole.abs()))
-                if right:
-                    break
+            for way in (*ways, kind._mapped, kind._looped):
+                self._way = way
+                try:
+                    parts = way(self, parameters, batch)
+                except torch.OutOfMemoryError:
+                    raise
+                except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+                    continue
+                if parts.shape == (batch.size,) or way is kind._looped:
+                    off = (parts.double().mean() - whole).abs()
+                    right = bool(off <= 1e-4 * (1e-3 + whole.abs()))
+                    if right:
+                        break
         sizes = torch.tensor(problem.batches.sizes, dtype=torch.float64)
-        even = torch.allclose(
-            torch.tensor(problem.weights).double(), sizes / sizes.sum(), rtol=1e-6
-        )
-        require(
-            right and even and problem.norm != "train",
-            "the problem's loss",
-            "be a mean over the samples",
-            'one whose samples depend on each other or count unequally (norm="train", ignored'
-            " targets)",
-            "this reading needs the loss of each sample by itself",
-            TypeError,
-        )
+        weights = torch.tensor(problem.weights).double()
+        even = torch.allclose(weights, sizes / sizes.sum(), rtol=1e-6)
+        fine = right and even and problem.norm != "train"
+        got = 'one whose samples depend on each other or count unequally (norm="train", ignored'
+        cure = "this reading needs the loss of each sample by itself"
+        expected = "be a mean over the samples"
+        require(fine, "the problem's loss", expected, f"{got} targets)", cure, TypeError)
 
     @torch.no_grad()
     def __call__(self, theta: Tensor) -> Tensor:
         parameters = self.problem.named(theta)
         return torch.cat([self._way(self, parameters, batch) for batch in self.problem.batches])
-
-    def _try(self, way: Way, parameters: Parameters, batch: Batch) -> Tensor | None:
-        """The losses of the batch's samples, or None where this way fails."""
-        try:
-            with torch.no_grad():
-                return way(self, parameters, batch)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
-            return None
 
     def _by_output(self, parameters: Parameters, batch: Batch) -> Tensor:
         output, target = self.problem.output(parameters, batch), self.problem.target(batch)
@@ -258,10 +217,6 @@ class SampleLosses:
             return one(*columns)
 
     def _looped(self, parameters: Parameters, batch: Batch) -> Tensor:
-        rows = torch.arange(batch.size, device=self.problem.device)
-        return torch.stack(
-            [
-                self.problem.batch_loss(parameters, take(batch, row)).reshape(())
-                for row in rows.split(1)
-            ]
-        )
+        rows = torch.arange(batch.size, device=self.problem.device).split(1)
+        losses = (self.problem.batch_loss(parameters, take(batch, row)) for row in rows)
+        return torch.stack([loss.reshape(()) for loss in losses])

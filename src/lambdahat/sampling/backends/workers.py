@@ -48,16 +48,18 @@ def ending_with(parent: int) -> Callable[[], None]:
 
 
 class ForkedRunner:
-    """Runners in child processes, each with its share of the chains; they answer over pipes."""
+    """Runners in child processes, each with its share of the chains; they answer over pipes.
+
+    The interface is that of ``Runner``; all processes work at the same time.
+    """
 
     def __init__(
         self, ground: ChainSetup, kernel: Kernel, chains: Sequence[int], processes: int
     ) -> None:
         self.ground, self.kernel, self.chains = ground, kernel, tuple(chains)
         shares = [share for share in (self.chains[i::processes] for i in range(processes)) if share]
-        self._order = torch.tensor(
-            [self.chains.index(chain) for share in shares for chain in share]
-        ).argsort()
+        places = [self.chains.index(chain) for share in shares for chain in share]
+        self._order = torch.tensor(places).argsort()
         context = multiprocessing.get_context("fork")
         self._pipes, self._children = [], []
         for share in shares:
@@ -74,68 +76,51 @@ class ForkedRunner:
 
     @property
     def positions(self) -> Tensor:
-        """Where the chains are, (chains, P)."""
         return torch.cat(self._all("positions"))[self._order]
 
     @property
     def own(self) -> tuple[Tensor, tuple[int, ...]]:
-        """Where the chains are, and their numbers."""
         return self.positions, self.chains
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The same rows."""
         return rows
 
     @property
     def gradients_spent(self) -> int:
-        """Gradients of each chain so far."""
         return int(self._all("gradients_spent")[0])
 
     @property
     def steps(self) -> int:
-        """Steps of each chain since all were last put at the centre."""
         return int(self._all("steps")[0])
 
     @property
     def batch_size(self) -> int:
-        """Samples in the batch of a step."""
         return int(self._all("batch_size")[0])
 
     @property
     def bounded(self) -> Tensor:
-        """How often each chain was pulled back."""
         return torch.cat(self._all("bounded"))[self._order]
 
     def resize(self, batch_size: int, accumulate: int) -> None:
-        """Go on with batches of another size."""
         self._all("resize", batch_size, accumulate)
 
     def skip(self, steps: int) -> None:
-        """Steps that nothing is recorded of."""
         self._all("skip", steps)
 
     def advance(self, draws: int, look: bool = True) -> Record:
-        """As ``Runner.advance``, in all processes at once."""
-        return self._join(self._all("advance", draws, look))
+        return self._record("advance", draws, look)
 
     def noise(self, batches: int) -> Record:
-        """As ``Runner.noise``, in all processes at once."""
-        return self._join(self._all("noise", batches))
+        return self._record("noise", batches)
 
     def forces(self) -> Record:
-        """As ``Runner.forces``, in all processes at once."""
-        return self._join(self._all("forces"))
-
-    def _join(self, parts: list[Record]) -> Record:
-        return {name: torch.cat([part[name] for part in parts])[self._order] for name in parts[0]}
+        return self._record("forces")
 
     def retune(self, kernel: Kernel) -> None:
-        """Go on with other settings from where the chains are."""
         self.kernel = kernel
         self._all("retune", kernel)
 
     def restart(self, chains: Sequence[int] | None = None) -> None:
-        """Put the chains of these numbers, or all, back to the centre."""
         self._all("restart", chains)
 
     def close(self) -> None:
@@ -152,9 +137,13 @@ class ForkedRunner:
     def __del__(self) -> None:
         self.close()
 
+    def _record(self, name: str, *arguments: Any) -> Record:
+        """The records of all processes, joined in the order of the chains."""
+        parts = self._all(name, *arguments)
+        return {name: torch.cat([part[name] for part in parts])[self._order] for name in parts[0]}
+
     def _all(self, name: str, *arguments: Any) -> list[Any]:
         """Ask every process, then collect, so that they work at the same time."""
-        answers = []
         try:
             for pipe in self._pipes:
                 pipe.send((name, arguments))
@@ -167,17 +156,10 @@ class ForkedRunner:
                 f"a sampling process ended (exit code {', '.join(map(str, codes))}), perhaps killed"
                 ' for memory; mode="sequential" needs least'
             ) from error
+        what, cure = "sampling in processes", 'mode="sequential" shows where'
         for fine, answer in replies:
-            require(
-                fine,
-                "sampling in processes",
-                "succeed",
-                str(answer),
-                'mode="sequential" shows where',
-                RuntimeError,
-            )
-            answers.append(answer)
-        return answers
+            require(fine, what, "succeed", str(answer), cure, RuntimeError)
+        return [answer for _, answer in replies]
 
 
 def _serve(
@@ -212,27 +194,20 @@ class SpreadRunner:
     """Chains of which this rank's ``runner`` advances those numbered ``own``; what they show is
     gathered.
 
-    A rank without a chain of its own runs the first once more, which nobody sees.
+    The interface is that of ``Runner``. A rank without a chain of its own runs the first once more,
+    which nobody sees.
     """
 
     def __init__(
         self, problem: Problem, runner: Runner | ForkedRunner, own: Sequence[int], chains: int
     ) -> None:
-        self._problem, self._runner, self._own, self.chains = (
-            problem,
-            runner,
-            list(own),
-            tuple(range(chains)),
-        )
-
-    @property
-    def ground(self) -> ChainSetup:
-        """What the chains of this rank stand on: all data."""
-        return self._runner.ground
+        self._problem, self._runner, self._own = problem, runner, list(own)
+        self.chains, self.ground = tuple(range(chains)), runner.ground
+        self.skip, self.restart, self.resize = runner.skip, runner.restart, runner.resize
+        self.retune, self.close = runner.retune, runner.close
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel of all chains."""
         return self._runner.kernel
 
     @property
@@ -242,68 +217,38 @@ class SpreadRunner:
 
     @property
     def bounded(self) -> Tensor:
-        """How often each chain was pulled back."""
         return self.gather(self._runner.bounded)
 
     @property
     def steps(self) -> int:
-        """Steps of each chain since all were last put at the centre."""
         return self._runner.steps
 
     @property
     def gradients_spent(self) -> int:
-        """Gradients of each chain so far."""
         return self._runner.gradients_spent
 
     @property
     def batch_size(self) -> int:
-        """Samples in the batch of a step."""
         return self._runner.batch_size
 
     def advance(self, draws: int, look: bool = True) -> Record:
-        """As ``Runner.advance``, on all ranks at once: one all-reduce of what all draws showed."""
         return self._gather_record(self._runner.advance(draws, look))
 
     def noise(self, batches: int) -> Record:
-        """As ``Runner.noise``, on all ranks at once."""
         return self._gather_record(self._runner.noise(batches))
 
     def forces(self) -> Record:
-        """As ``Runner.forces``, on all ranks at once."""
         return self._gather_record(self._runner.forces())
 
     def _gather_record(self, record: Record) -> Record:
-        """What all chains showed, from what those of this rank did."""
-        flat = torch.cat(
-            [values.reshape(len(values), -1).double() for values in record.values()], dim=1
-        )
-        whole = self.gather(flat.to(self._problem.device)).cpu()
+        """What all chains showed, from what those of this rank did, by one all-reduce."""
+        rows = [values.reshape(len(values), -1).double() for values in record.values()]
+        whole = self.gather(torch.cat(rows, dim=1).to(self._problem.device)).cpu()
         parts = whole.split([values[0].numel() for values in record.values()], dim=1)
-        named = zip(record.items(), parts, strict=True)
         return {
             name: part.reshape(-1, *values.shape[1:]).to(values.dtype)
-            for (name, values), part in named
+            for (name, values), part in zip(record.items(), parts, strict=True)
         }
-
-    def skip(self, steps: int) -> None:
-        """Steps that nothing is recorded of."""
-        self._runner.skip(steps)
-
-    def retune(self, kernel: Kernel) -> None:
-        """Go on with other settings from where the chains are."""
-        self._runner.retune(kernel)
-
-    def restart(self, chains: Sequence[int] | None = None) -> None:
-        """Put the chains of these numbers, or all, back to the centre."""
-        self._runner.restart(chains)
-
-    def resize(self, batch_size: int, accumulate: int) -> None:
-        """Go on with batches of another size."""
-        self._runner.resize(batch_size, accumulate)
-
-    def close(self) -> None:
-        """Close the runner of this rank."""
-        self._runner.close()
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all chains, from those of this rank's."""
@@ -318,11 +263,10 @@ def require_same_run(problem: Problem, kernel: Kernel, chains: int, plan: ChainP
     }
     settings["observables"], settings["averages"] = sorted(plan.observables), sorted(plan.averages)
     shown = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
-    if isinstance(kernel.scale, KroneckerScale):
-        shown |= {f"scale {index}": tensor for index, tensor in enumerate(kernel.scale.tensors)} | {
-            "scale": "Kronecker"
-        }
     tensors = [value for value in shown.values() if isinstance(value, Tensor)]
+    if isinstance(kernel.scale, KroneckerScale):
+        tensors += kernel.scale.tensors
+        shown["scale"] = "Kronecker"
     numbers = {name: value for name, value in shown.items() if not isinstance(value, Tensor)}
     facts = {
         "seed": plan.seed,

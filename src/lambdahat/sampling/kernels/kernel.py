@@ -248,6 +248,11 @@ class Kernel(ABC):
             "S and S² must keep all directions",
         )
 
+    def gamma(self, reduce: Callable[[Tensor], Tensor] = torch.mean) -> float:
+        """γ as one number: of a γ for each parameter the mean, or as ``reduce`` says."""
+        gamma: Any = self.localization
+        return float(reduce(gamma) if isinstance(gamma, Tensor) else gamma)
+
     def vectors(self, forces: bool = False) -> int:
         """Vectors (P,) of a chain that a step has at once, at most; ``forces`` says whether it
         tells about them.

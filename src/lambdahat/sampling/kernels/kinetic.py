@@ -66,8 +66,7 @@ class Kinetic(Kernel):
         """The friction ξ that is used."""
         if self.friction is not None:
             return float(self.friction)
-        gamma = self.localization
-        mean = float(gamma.mean()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
+        mean = self.gamma()
         return 2 * math.sqrt(mean) if self.scale is None and mean > 0 else 1.0 if mean <= 0 else 2.0
 
     @property

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from lambdahat._core.rng import generator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Array, Chains, Estimate
-from lambdahat.sampling._sample import Collector, burn
+from lambdahat.sampling._sample import Collector, SamplingRequest, SamplingRun, burn
 from lambdahat.sampling.backends import SMALL, AnyRunner, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Record
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
@@ -38,7 +38,6 @@ from lambdahat.sampling.diagnostics import (
     step_shares,
 )
 from lambdahat.sampling.kernels import Kernel, Kinetic, KroneckerScale
-from lambdahat.sampling.tuning import Drawn, SamplingRequest
 
 LARGEST_SIDE = 1024  # of a tensor seen as a matrix: longer ones are not rotated
 STEPS = 12000  # default maximum number of steps per chain
@@ -88,12 +87,13 @@ class CurvatureMoments:
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], like: Tensor) -> None:
-        self.shapes = tuple(
-            (shape[0], math.prod(shape[1:])) if shape else (1, 1) for shape in shapes
-        )
-        self._sides = [
-            (_square(h, like) if w > 1 else None, _square(w, like)) for h, w in self.shapes
-        ]
+        matrices = ((shape[0], math.prod(shape[1:])) if shape else (1, 1) for shape in shapes)
+        self.shapes = tuple(matrices)
+
+        def square(size: int) -> Tensor | None:
+            return like.new_zeros(size, size) if 1 < size <= LARGEST_SIDE else None
+
+        self._sides = [(square(h) if w > 1 else None, square(w)) for h, w in self.shapes]
         self._totals = torch.zeros(len(self.shapes), dtype=torch.float64)
         self._count, self._like = 0, like
 
@@ -101,13 +101,10 @@ class CurvatureMoments:
         """Count nβ∇L and ∇U, (vectors, P) each."""
         self._count += len(data)
         begin = 0
-        for index, ((height, width), (rows, columns)) in enumerate(
-            zip(self.shapes, self._sides, strict=True)
-        ):
-            part = slice(begin, begin := begin + height * width)
-            first, second = (
-                vectors[:, part].unflatten(-1, (height, width)) for vectors in (data, force)
-            )
+        sides = zip(self.shapes, self._sides, strict=True)
+        for index, (shape, (rows, columns)) in enumerate(sides):
+            part = slice(begin, begin := begin + math.prod(shape))
+            first, second = (vectors[:, part].unflatten(-1, shape) for vectors in (data, force))
             self._totals[index] += float((first * second).sum())
             if rows is not None:
                 rows += torch.einsum("kiw,kjw->ij", first, second)
@@ -148,17 +145,11 @@ class CurvatureMoments:
         """
         mean = trace / max(size, 1)
         if total is None:
-            return None, torch.full((size,), mean, dtype=self._like.dtype, device=self._like.device)
-        found, vectors = torch.linalg.eigh((total + total.T) / (2 * self._count))
+            return None, self._like.new_full((size,), mean)
+        values, vectors = torch.linalg.eigh((total + total.T) / (2 * self._count))
         seen = self._count * others
         share = seen / (seen + size)
-        return vectors, share * found.clamp_min(0) + (1 - share) * mean
-
-
-def _square(size: int, like: Tensor) -> Tensor | None:
-    if size > LARGEST_SIDE or size <= 1:
-        return None
-    return torch.zeros(size, size, dtype=like.dtype, device=like.device)
+        return vectors, share * values.clamp_min(0) + (1 - share) * mean
 
 
 @dataclass(frozen=True)
@@ -219,25 +210,8 @@ def require_enough(
         return
     share = (PILOT + COARSE if tuned else 0.0) + (BURN if burn_in is None else 0.0)
     least = max(FEWEST_STEPS, math.ceil(((draws or 0) + EXTRA) / (1 - share))) + (burn_in or 0)
-    require(
-        limit >= least,
-        "max_gradients",
-        f"be at least {least * chains} for {chains} chains",
-        limit * chains,
-        "pilot, burn-in and draws all count",
-    )
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """A kernel ready to draw, its reasons, the lengths of what follows, and what draws at twice
-    its step showed.
-    """
-
-    kernel: Kernel
-    reasons: dict[str, str]
-    lengths: Lengths
-    coarse: Coarse
+    expected, cure = f"be at least {least * chains} for {chains} chains", "pilot, burn-in and draws"
+    require(limit >= least, "max_gradients", expected, limit * chains, f"{cure} all count")
 
 
 @dataclass(frozen=True)
@@ -252,6 +226,11 @@ class Coarse:
     noise: Mapping[str, float]
 
 
+def _mean_noise(runner: AnyRunner) -> dict[str, float]:
+    """What batches add by chance (``Runner.noise``), the mean over the chains."""
+    return {name: float(values.mean()) for name, values in runner.noise(NOISE_LOOKS).items()}
+
+
 class StepPilot:
     """Finds the time step and the batch size of a run, and burns the chains in."""
 
@@ -262,12 +241,10 @@ class StepPilot:
         kernel: Kernel,
         lengths: Lengths,
         seed: int,
-        burn_in: int | None = None,
-        draws: int | None = None,
-        effort: float = 1.0,
+        wanted: SamplingRequest,
     ) -> None:
         self.runner, self.problem, self.kernel, self.lengths = runner, problem, kernel, lengths
-        self._given = burn_in, draws, effort
+        self._given = wanted.burn_in, wanted.draws, wanted.effort
         # curvatures along the way are measured on some of the data
         few = min(POWER_SAMPLES, problem.num_samples)
         whole = problem.norm == "train" or not problem.has_data or few == problem.num_samples
@@ -276,67 +253,63 @@ class StepPilot:
         self._reductions, self._friction, self._trace = 0, 1.0, 0.0
         self._moments: CurvatureMoments | None = None
 
-    def tune(self, batch_given: bool) -> Tuned:
+    def tune(self, batch_given: bool) -> tuple[Kernel, dict[str, str], Coarse]:
         """Find time step and batch size, burn in, and draw at twice the step.
 
         The pilot runs in windows that double. After each, the largest curvature of U is measured
         where chains are, by power iteration, and the step follows it. A window in which a chain
         leaves all bounds is repeated from w* with half the step.
+
+        Returns the kernel ready to draw, its reasons, and the draws at twice its step; ``lengths``
+        are those of what follows.
         """
         self._look(self.problem.vector.unsqueeze(0))
-        self._friction = (
-            2 * (self._tie * self._largest) ** 0.25 if self._tie else math.sqrt(self._largest) / 4
-        )
+        tie = self._tie
+        self._friction = 2 * (tie * self._largest) ** 0.25 if tie else math.sqrt(self._largest) / 4
         step, energy = self._windows(self.lengths.pilot)
         step, why = self._against_noise(step, energy, batch_given)
         relaxation = self._relaxation(step)
         step, why, mass = self._with_mass(step, why)
-        reasons = {
-            "kernel": f"{type(self.kernel).__name__}: one gradient per step",
-            "step_size": why,
-        }
+        name = type(self.kernel).__name__
+        reasons = {"kernel": f"{name}: one gradient per step", "step_size": why}
         if mass:
             reasons["mass"] = mass
-        size = self.runner.batch_size
         if self._whole:
-            reasons["batch_size"] = f"{size}: all of the data"
+            why = "all of the data"
         elif batch_given:
-            reasons["batch_size"] = f"{size}: given"
-        elif self._by_sample:
-            reasons["batch_size"] = f"{size}: an effective draw is cheapest"
+            why = "given"
         else:
-            reasons["batch_size"] = f"{size}: that of the problem's own batches"
+            own = "that of the problem's own batches"
+            why = "an effective draw is cheapest" if self._by_sample else own
+        reasons["batch_size"] = f"{self.runner.batch_size}: {why}"
         # a mass shortens the relaxation in a quadratic valley, but not that along a curved one: no
         # shorter runs with it
         self.lengths = self.lengths.shorten(max(relaxation, self._relaxation(step)), *self._given)
         steps = max(self.lengths.burn_in, 1)
         while True:
-            kernel = self._at(step)
-            self.runner.retune(self._at(2 * step))
+            kernel, twice = self._at(step).frozen, self._at(2 * step)
+            self.runner.retune(twice)
             burn(self.runner, steps)
-            fixed = kernel.frozen
-            self.runner.retune(self._at(2 * step).frozen)
-            coarse = self._coarse(2 * step)
+            self.runner.retune(twice.frozen)
+            coarse = self._draw_coarse(twice)
             if coarse is not None:
-                self.runner.retune(fixed)
-                return Tuned(fixed, reasons, self.lengths, coarse)
+                self.runner.retune(kernel)
+                return kernel, reasons, coarse
             step, steps = self._halve_step(step), max(min(steps, self._left // 2), 1)
 
     @property
     def _left(self) -> int:
         """The steps that are left to a chain besides a round of draws."""
-        return (
-            self.lengths.most - self.lengths.round - self.runner.gradients_spent - 2 * NOISE_LOOKS
-        )
+        used = self.lengths.round + self.runner.gradients_spent + 2 * NOISE_LOOKS
+        return self.lengths.most - used
 
     @property
     def _spare(self) -> int:
         """The steps that cooling may take: half of what burn-in, coarse draws and a round of
         draws leave.
         """
-        return (
-            self._left - self.lengths.burn_in - self.lengths.coarse - COOLINGS * NOISE_LOOKS
-        ) // 2
+        needed = self.lengths.burn_in + self.lengths.coarse + COOLINGS * NOISE_LOOKS
+        return (self._left - needed) // 2
 
     def _relaxation(self, step: float) -> float:
         """Steps in which a direction of the mean curvature relaxes, overdamped where there are
@@ -354,11 +327,10 @@ class StepPilot:
         """The mean localization, in the coordinates in which the chain moves; 1 there with a
         scale.
         """
-        gamma = self.kernel.localization
-        mean = float(gamma.mean()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
-        if isinstance(self.kernel.scale, KroneckerScale):
-            return mean * float(self.kernel.scale.values.square().mean())
-        return mean if self.kernel.scale is None else min(mean, 1.0)
+        mean, scale = self.kernel.gamma(), self.kernel.scale
+        if isinstance(scale, KroneckerScale):
+            return mean * float(scale.values.square().mean())
+        return mean if scale is None else min(mean, 1.0)
 
     def _windows(self, steps: int) -> tuple[float, float]:
         """Pilot windows; the step after them and the mean energy in the last, where the friction
@@ -372,7 +344,7 @@ class StepPilot:
             window = min(window, steps - done)
             record = self._advance(window, 2 * (done + window) >= steps)
             done += window
-            if _has_escaped(record, self.problem.num_parameters, self.kernel.localization):
+            if _has_escaped(record, self.problem.num_parameters, self.kernel):
                 step, self._moments = self._halve_step(step), None
                 continue
             last = record
@@ -388,14 +360,10 @@ class StepPilot:
     def _halve_step(self, step: float) -> float:
         """Return half the step and start again from w*."""
         self._reductions += 1
-        require(
-            self._reductions <= REDUCTIONS,
-            "step_size",
-            "be found by the pilot",
-            f"chains that diverge even at a time step of {step:.2g}",
-            "the loss may not be bounded below around this point: raise localization, or train"
-            " further",
-        )
+        got = f"chains that diverge even at a time step of {step:.2g}"
+        cure = "the loss may not be bounded below around this point: raise localization, or train"
+        fine = self._reductions <= REDUCTIONS
+        require(fine, "step_size", "be found by the pilot", got, f"{cure} further")
         self.runner.restart()
         return step / 2
 
@@ -403,9 +371,8 @@ class StepPilot:
         """Measure the largest curvature of U at these positions and keep the largest seen in the
         last looks.
         """
-        gamma = self.kernel.localization
-        tie = float(gamma.max()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
         kernel, part, scaled = self.kernel, self._part, self.kernel.scale is not None
+        tie = kernel.gamma(torch.max)
         for theta in positions:
             self._looks += 1
             size = 0.0
@@ -449,10 +416,8 @@ class StepPilot:
         for cooled in range(COOLINGS + 1):
             excess = self._excess(step, energy)
             if not batch_given and self._by_sample and excess * (largest / step) ** order > 1:
-                size = self._cheapest(excess * (largest / step) ** order, order)
-                excess, self._trace = (
-                    value * self.runner.batch_size / size for value in (excess, self._trace)
-                )
+                size, now = self._cheapest(excess * (largest / step) ** order, order)
+                excess, self._trace = excess * now / size, self._trace * now / size
                 self._resize(size)
                 if self._whole:
                     return largest, stable
@@ -460,9 +425,8 @@ class StepPilot:
             step = min(step / excess ** (1 / order), largest) if excess > 0 else largest
             if (right and cooled) or cooled == COOLINGS or step == largest:
                 break
-            length = int(
-                min(max(self.lengths.pilot / 4, 3 * self._relaxation(step)), self.lengths.pilot)
-            )
+            pilot = self.lengths.pilot
+            length = int(min(max(pilot / 4, 3 * self._relaxation(step)), pilot))
             energy = self._cool(step, min(length, self._spare))
             if not math.isfinite(energy):
                 break
@@ -475,7 +439,7 @@ class StepPilot:
         the chains are now.
         """
         parameters = self.problem.num_parameters
-        self._trace = float(self.runner.noise(NOISE_LOOKS)["trace"].mean())
+        self._trace = _mean_noise(self.runner)["trace"]
         added = self._at(step).noise_bias(self._trace, 1.0, 2.0, energy, parameters)
         excess = added / (NOISE_BIAS * max(abs(energy), 0.5))
         absorbed = self.kernel.absorbed_friction(step, self._trace, parameters)
@@ -491,7 +455,7 @@ class StepPilot:
             return math.nan
         self.runner.retune(self._at(step))
         record = self._advance(steps, self.kernel.scale is None)
-        if _has_escaped(record, self.problem.num_parameters, self.kernel.localization):
+        if _has_escaped(record, self.problem.num_parameters, self.kernel):
             self.runner.restart()
             self._moments = None
             return math.nan
@@ -531,9 +495,8 @@ class StepPilot:
             squares = float(rows.mean()) / heat
         if squares > 0:
             fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
-            self._friction = min(
-                max(fitting, 2 * math.sqrt(self._tie)), 2 * math.sqrt(self._largest)
-            )
+            least, most = 2 * math.sqrt(self._tie), 2 * math.sqrt(self._largest)
+            self._friction = min(max(fitting, least), most)
         return energy / heat
 
     @property
@@ -541,16 +504,10 @@ class StepPilot:
         """Whether a mass is tried: for large tensors, tied to w*, of which a few vectors fit
         into memory.
         """
-        problem = self.problem
+        problem, free = self.problem, isinstance(self.kernel, Kinetic) and self.kernel.scale is None
         large = max((math.prod(shape) for shape in problem.space.shapes), default=0) > MASS_SIZE
         fits = problem.num_parameters <= LARGE and problem.memory is None
-        return (
-            isinstance(self.kernel, Kinetic)
-            and self.kernel.scale is None
-            and self._tie > 0
-            and large
-            and fits
-        )
+        return free and self._tie > 0 and large and fits
 
     def _with_mass(self, step: float, why: str) -> tuple[float, str, str]:
         """Try a Kronecker mass and keep it where chains relax in fewer steps, counting what a step
@@ -560,12 +517,12 @@ class StepPilot:
         none was tried.
         """
         before, steps = self._relaxation(step), min(self.lengths.pilot // 2, self._spare // 2)
-        known = self._moments is not None and self._moments.finite
-        if not known or before < SLOW or not self._may_have_mass or steps < 2 * FEWEST_DRAWS:
+        moments = self._moments
+        if moments is None or not moments.finite or steps < 2 * FEWEST_DRAWS:
             return step, why, ""
-        assert self._moments is not None
-        gamma: Any = self.kernel.localization
-        scale = self._moments.scale(float(gamma.mean() if isinstance(gamma, Tensor) else gamma))
+        if before < SLOW or not self._may_have_mass:
+            return step, why, ""
+        scale = moments.scale(self.kernel.gamma())
         kept = self.kernel, self._largest, self._friction, self._reductions
         self.kernel, self._largest = dataclasses.replace(self.kernel, scale=scale), 0.0
         self._look(self.runner.own[0][:POWER_CHAINS])
@@ -573,33 +530,28 @@ class StepPilot:
         energy = self._cool(self._largest_step(), steps)
         if math.isfinite(energy):
             self._look(self.runner.own[0][:POWER_CHAINS])
-            found, reason = self._against_noise(self._largest_step(), energy, batch_given=True)
-            cost = 1 + 2 * scale.products / (
-                3 * self.runner.batch_size * self.problem.num_parameters
-            )
-            gain = self._least(before / (self._relaxation(found) * cost), "what a mass gains")
+            new, reason = self._against_noise(self._largest_step(), energy, batch_given=True)
+            passes = 3 * self.runner.batch_size * self.problem.num_parameters
+            cost = 1 + 2 * scale.products / passes
+            gain = self._least(before / (self._relaxation(new) * cost), "what a mass gains")
             if gain >= MASS_GAIN:
-                return (
-                    found,
-                    reason,
-                    f"Kronecker products, with which chains relax {gain:.1f} times as fast",
-                )
+                mass = f"Kronecker products, with which chains relax {gain:.1f} times as fast"
+                return new, reason, mass
         self.kernel, self._largest, self._friction, self._reductions = kept
         return step, why, "none: Kronecker products do not help"
 
-    def _cheapest(self, excess: float, order: int) -> int:
-        """The batch size whose steps cover a unit of time at the least cost, by two timed sizes.
+    def _cheapest(self, excess: float, order: int) -> tuple[int, int]:
+        """The batch size whose steps cover a unit of time at the least cost, by two timed sizes;
+        and the present one.
 
         Small problems are not timed, so that their numbers depend on the seed alone: a step then
         counts as its samples and 1,024 more.
         """
         runner, samples, now = self.runner, self.problem.num_samples, self.runner.batch_size
-        sizes = sorted(
-            {min(size, samples) for size in (*BATCHES, samples) if size >= now or size == now}
-        )
+        sizes = sorted({min(size, samples) for size in (*BATCHES, samples) if size >= now})
         larger = min(4 * now, samples)
         if larger == now:
-            return now
+            return now, now
         if self.problem.num_parameters * samples <= FULL["cpu"]:
             price, slope = float(STEP_PRICE + now), 1.0
         else:
@@ -617,7 +569,7 @@ class StepPilot:
             slower = max(excess * now / size, 1.0) if size < samples else 1.0
             return (price + slope * (size - now)) * math.pow(slower, 1 / order)
 
-        return int(self._least(min(sizes, key=cost), "the batch size"))
+        return int(self._least(min(sizes, key=cost), "the batch size")), now
 
     def _least(self, value: float, what: str) -> float:
         """The minimum over all ranks, each of which ran its own chains."""
@@ -643,38 +595,23 @@ class StepPilot:
 
     @property
     def _whole(self) -> bool:
-        source = self.runner.ground.source
-        return (
-            source is None
-            or not self.problem.has_data
-            or self.runner.batch_size == self.problem.num_samples
-        )
+        source, problem = self.runner.ground.source, self.problem
+        all_samples = source is None or self.runner.batch_size == problem.num_samples
+        return all_samples or not problem.has_data
 
-    def _coarse(self, step: float) -> Coarse | None:
-        """Draws at a time step of ``step``, possibly none; None if a chain diverges."""
-        count, kernel = min(self.lengths.coarse, self._left), self._at(step)
+    def _draw_coarse(self, kernel: Kernel) -> Coarse | None:
+        """Draws of a kernel of twice the time step, possibly none; None if a chain diverges."""
+        count = min(self.lengths.coarse, self._left)
         if count < FEWEST_DRAWS:
             return Coarse(kernel, np.empty((0, 0)), {}, {})
         record = self.runner.advance(count, look=False)
-        if _has_escaped(record, self.problem.num_parameters, self.kernel.localization):
+        if _has_escaped(record, self.problem.num_parameters, kernel):
             return None
-        noise = {
-            name: float(values.mean()) for name, values in self.runner.noise(NOISE_LOOKS).items()
-        }
-        energies = (self.kernel.nbeta * (record["loss"] - record["centre"])).numpy()
+        energies = (kernel.nbeta * (record["loss"] - record["centre"])).numpy()
         seen: dict[str, Array] = {
             name: record[name].numpy() for name in ("work", "heat") if name in record
         }
-        return Coarse(kernel, energies, seen, noise)
-
-
-class Explained(NamedTuple):
-    """The bias of the mean energy that a formula predicts, NaN if there is none, and its
-    standard deviation.
-    """
-
-    value: float
-    doubt: float
+        return Coarse(kernel, energies, seen, _mean_noise(self.runner))
 
 
 def explained_bias(
@@ -684,8 +621,9 @@ def explained_bias(
     trace: float,
     share: float,
     parameters: int,
-) -> Explained:
-    """What first-order theory says that finite, noisy steps add to the mean energy.
+) -> tuple[float, float]:
+    """What first-order theory says that finite, noisy steps add to the mean energy, NaN if there is
+    no formula; and the standard deviation of what it leaves out.
 
     It is trusted to a quarter of itself. How much of the noise heats the loss and not the
     localization is known between two bounds only: ``share``, which is right if V does not depend on
@@ -693,15 +631,15 @@ def explained_bias(
     """
     raw = float(energies.mean())
     if kernel.bias_formula == "none":
-        return Explained(math.nan, UNTRUSTED * abs(raw))
+        return math.nan, UNTRUSTED * abs(raw)
     if kernel.bias_formula == "steps":
         gamma: Any = kernel.localization
         value = step_shares(kernel.step_size, gamma, record["work"], record["heat"], raw).bias
-        return Explained(value, 0.25 * abs(value) + TRUSTED * abs(raw))
+        return value, 0.25 * abs(value) + TRUSTED * abs(raw)
     degree = loss_degree(record["work"], raw)
     least, most = (kernel.noise_bias(trace, part, degree, raw, parameters) for part in (share, 1.0))
     value = (least + most) / 2
-    return Explained(value, 0.25 * abs(value) + (most - least) / 2 + TRUSTED * abs(raw))
+    return value, 0.25 * abs(value) + (most - least) / 2 + TRUSTED * abs(raw)
 
 
 def bias_of_steps(
@@ -734,22 +672,23 @@ def bias_of_steps(
     factor = 1.0 if linear else 3.0
     # the share is taken from all draws at h: the few looks at 2h would make it noisier, and it is
     # the same there
-    there = explained_bias(
+    there, _ = explained_bias(
         coarse.kernel, coarse.energies, coarse.record, coarse.noise["trace"], share, parameters
     )
-    difference = float(coarse.energies.mean()) - (there.value if known else 0.0) - (raw - formula)
+    difference = float(coarse.energies.mean()) - (there if known else 0.0) - (raw - formula)
     fine, rough = blocked_error(energies) ** 2, blocked_error(coarse.energies) ** 2
     total = fine + rough + (factor * prior) ** 2
     weight = max((factor * prior**2 - fine) / total, 0.0) if total > 0 else 0.0
-    squares = (
-        (2 * weight + weight**2) * fine + weight**2 * rough + ((1 - factor * weight) * prior) ** 2
-    )
+    squares = (2 * weight + weight**2) * fine + weight**2 * rough
+    squares += ((1 - factor * weight) * prior) ** 2
     if difference**2 > 4 * total:
         squares += (difference / (2 * factor)) ** 2
     return Estimate(formula + weight * difference, math.sqrt(squares))
 
 
-def stable(runner: AnyRunner, problem: Problem, kernel: Kernel, most: int) -> tuple[Kernel, str]:
+def reduce_step_size(
+    runner: AnyRunner, problem: Problem, kernel: Kernel, most: int
+) -> tuple[Kernel, str]:
     """A kernel whose step size is given, reduced until chains stay finite and the steps do not rule
     them.
 
@@ -762,19 +701,15 @@ def stable(runner: AnyRunner, problem: Problem, kernel: Kernel, most: int) -> tu
         runner.retune(kernel)
         record = runner.advance(2 * window, look=False)
         runner.restart()
-        away = _has_escaped(record, problem.num_parameters, kernel.localization)
+        away = _has_escaped(record, problem.num_parameters, kernel)
         calm = not away and not _is_heated(record, problem.num_parameters, kernel)
         if calm:
             break
         kernel = dataclasses.replace(kernel, step_size=kernel.step_size / 4)
         note = f"{given:.3g} made the chains diverge, so it was reduced"
-    require(
-        calm,
-        "step_size",
-        "let the chains stay around the centre",
-        f"{given:.3g}, at which they diverge, as at {4 * kernel.step_size:.2g}",
-        "leave it out to have it found, raise localization or max_gradients, or train further",
-    )
+    got = f"{given:.3g}, at which they diverge, as at {4 * kernel.step_size:.2g}"
+    cure = "leave it out to have it found, raise localization or max_gradients, or train further"
+    require(calm, "step_size", "let the chains stay around the centre", got, cure)
     return kernel, note
 
 
@@ -790,84 +725,63 @@ def _is_heated(record: Record, parameters: int, kernel: Kernel) -> bool:
     return kernel.step_size / 8 * float(late["heat"].mean()) > 0.5 * most
 
 
-def _has_escaped(record: Record, parameters: int, gamma: object) -> bool:
+def _has_escaped(record: Record, parameters: int, kernel: Kernel) -> bool:
     """Whether a chain is not finite, or ten times farther out than the localization allows."""
-    weakest = float(gamma.min()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
     squares = record["distance"].square()
-    room = 10 * parameters / (weakest or 1e-12) + 10 * squares[:, :1]
+    room = 10 * parameters / (kernel.gamma(torch.min) or 1e-12) + 10 * squares[:, :1]
     return not bool(torch.isfinite(record["loss"]).all()) or bool((squares > room).any())
 
 
 def draw_by_steps(
     problem: Problem, kernel: Kernel, wanted: SamplingRequest, plan: ChainPlan, whole: bool
-) -> Drawn:
+) -> SamplingRun:
     """Draw chains of a kernel that never rejects: tune the settings that were not given, burn in,
     and draw until the standard error is small enough.
     """
-    limit = None if wanted.max_gradients is None else wanted.max_gradients // wanted.chains
-    given = isinstance(wanted.kernel, Kernel) or wanted.step_size is not None
-    require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws, tuned=not given)
-    lengths = Lengths.of(limit, wanted.burn_in, wanted.draws, tuned=not given)
+    limit, tuned, coarse = wanted.limit, wanted.tuned, None
+    require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws, tuned)
+    lengths = Lengths.of(limit, wanted.burn_in, wanted.draws, tuned)
     runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
     try:
-        coarse: Coarse | None = None
-        if given:
-            reasons: dict[str, str] = {}
+        if tuned:
+            pilot = StepPilot(runner, problem, kernel, lengths, plan.seed, wanted)
+            kernel, reasons, coarse = pilot.tune(plan.batch_size is not None and not whole)
+            lengths = pilot.lengths
+        else:
+            reasons = {}
             if kernel.step_size > 0:
-                kernel, note = stable(runner, problem, kernel, lengths.trials)
+                kernel, note = reduce_step_size(runner, problem, kernel, lengths.trials)
                 reasons = {"step_size": note} if note else {}
             runner.retune(kernel)
             burn(runner, lengths.burn_in)
-        else:
-            pilot = StepPilot(
-                runner,
-                problem,
-                kernel,
-                lengths,
-                plan.seed,
-                wanted.burn_in,
-                wanted.draws,
-                wanted.effort,
-            )
-            tuned = pilot.tune(plan.batch_size is not None and not whole)
-            kernel, reasons, coarse, lengths = (
-                tuned.kernel,
-                dict(tuned.reasons),
-                tuned.coarse,
-                tuned.lengths,
-            )
-        return _rounds(runner, mode, problem, kernel, wanted, plan, reasons, lengths, coarse)
+        collector = Collector(runner, problem, kernel, plan, mode, wanted.watch)
+        return _draw_in_rounds(collector, wanted, reasons, lengths, coarse)
     finally:
         runner.close()
 
 
-def _rounds(
-    runner: AnyRunner,
-    mode: str,
-    problem: Problem,
-    kernel: Kernel,
+def _draw_in_rounds(
+    collector: Collector,
     wanted: SamplingRequest,
-    plan: ChainPlan,
     reasons: dict[str, str],
     lengths: Lengths,
     coarse: Coarse | None,
-) -> Drawn:
+) -> SamplingRun:
     """Draw in rounds, the noise of batches measured after each, until the tolerance is met or
     the steps are taken.
     """
-    collector, full = (
-        Collector(runner, problem, kernel, plan, mode, wanted.watch),
-        wanted.baseline == "full",
+    runner, kernel, parameters = (
+        collector.runner,
+        collector.kernel,
+        collector.problem.num_parameters,
     )
     looks: list[dict[str, float]] = []
     least = -math.inf  # at least one round
     while (left := lengths.most - runner.gradients_spent - NOISE_LOOKS) >= least:
-        least, count = max(lengths.round // 2, FEWEST_DRAWS), min(lengths.round, left)
-        count = max(count, FEWEST_DRAWS)
-        going = collector.draw(count)
+        least = max(lengths.round // 2, FEWEST_DRAWS)
+        going = collector.draw(max(min(lengths.round, left), FEWEST_DRAWS))
         if kernel.step_size > 0:
-            noise = runner.noise(NOISE_LOOKS)
-            looks.append({name: float(values.mean()) for name, values in noise.items()})
+            looks.append(_mean_noise(runner))
         chains = collector.chains(reasons)
         if looks:
             means = {name: float(np.mean([look[name] for look in looks])) for name in looks[0]}
@@ -880,11 +794,9 @@ def _rounds(
                 energies, record = chains.energies[fine], {"work": chains.work[fine]}
                 if chains.heat is not None:
                     record["heat"] = chains.heat[fine]
-                bias = bias_of_steps(
-                    kernel, energies, record, means, coarse, problem.num_parameters
-                )
+                bias = bias_of_steps(kernel, energies, record, means, coarse, parameters)
                 chains = dataclasses.replace(chains, step_bias=bias)
-        reading = read(chains, problem.num_parameters, full)
+        reading = read(chains, parameters, wanted.baseline == "full")
         if wanted.draws is not None or not going or chains.diagnostics.diverged.any():
             break
         if reading.drifting and runner.gradients_spent < lengths.most // 2:
@@ -896,9 +808,9 @@ def _rounds(
     if wanted.draws is None:
         reasons["draws"] = f"{wanted.goal}, up to {lengths.most} steps a chain"
     chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
-    beside = read(chains, problem.num_parameters, True) if wanted.baseline == "both" else None
+    full = read(chains, parameters, True) if wanted.baseline == "both" else None
     short = wanted.draws is None and not _is_trusted(chains, reading, wanted, lengths)
-    return Drawn(chains, reading, short or wanted.missed(reading), beside)
+    return SamplingRun(chains, reading, short or wanted.missed(reading), full)
 
 
 def _is_trusted(
