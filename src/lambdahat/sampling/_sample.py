@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -151,7 +151,7 @@ class Collector:
                 self._add_segment(piece, means)
             if self._probe is not None and number % max(len(pieces) // PROBES, 1) == 0:
                 self._probe.look(*self.runner.own, self.runner.gather)
-            if self._watch is not None and self._watch(self._energies(self._join())):
+            if self._watch is not None and self._watch(self._join()[1]):
                 return False
         report("sample", draws, draws)
         return True
@@ -172,7 +172,7 @@ class Collector:
 
     def chains(self, reasons: Mapping[str, str] | None = None) -> Chains:
         """The chains so far, with their diagnostics and status."""
-        record, runner, kernel = self._join(), self.runner, self.kernel
+        (record, energies), runner, kernel = self._join(), self.runner, self.kernel
         arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
         reasons, acceptance = dict(reasons or {}), math.nan
         if kernel.exact:
@@ -183,7 +183,7 @@ class Collector:
             name = type(kernel).__name__
             reasons["acceptance"] = f"not known: {name} does not take the steps of MALA"
         bounded = runner.bounded.cpu().numpy()
-        diagnostics = diagnose(self._energies(record), arrays["distance"], acceptance, bounded)
+        diagnostics = diagnose(energies, arrays["distance"], acceptance, bounded)
         return Chains(
             arrays["loss"],
             arrays["centre"],
@@ -220,15 +220,13 @@ class Collector:
             status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),
         )
 
-    def _join(self) -> Record:
-        return {
-            name: torch.cat([part[name] for part in self._parts], dim=1) for name in self._parts[0]
-        }
-
-    def _energies(self, record: Record) -> Array:
+    def _join(self) -> tuple[Record, Array]:
+        """The records of all draws as one, and the energies nβ(L − L*)."""
+        parts = self._parts
+        record = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
         with np.errstate(over="ignore", invalid="ignore"):  # chains that run away
             energies: Array = self.kernel.nbeta * (record["loss"] - record["centre"]).numpy()
-        return energies
+        return record, energies
 
 
 def place(kernel: Kernel, problem: Problem) -> Kernel:
@@ -299,7 +297,12 @@ class SamplingRun:
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """The settings of ``llc`` that a caller gave; those that are None are found by a pilot."""
+    """The settings of ``llc`` that a caller gave; those that are None are found by a pilot.
+
+    ``limit`` is the number of gradients that each chain may take, ``tuned`` says whether the step
+    size is to be found, and ``effort`` is the share of the usual draws before a standard error is
+    trusted: less for a loose tolerance.
+    """
 
     nbeta: float
     chains: int = 4
@@ -313,6 +316,9 @@ class SamplingRequest:
     mode: str = "auto"
     watch: Watch | None = None
     baseline: str = "paired"
+    limit: int | None = field(init=False, default=None)
+    tuned: bool = field(init=False, default=True)
+    effort: float = field(init=False, default=1.0)
 
     def __post_init__(self) -> None:
         require_count(self.chains, "chains")
@@ -337,23 +343,13 @@ class SamplingRequest:
             expected = "be a name where the settings are given apart"
             got, cure = f"a kernel and {given}", "set them in the kernel"
             require(not given, "kernel", expected, got, cure)
-
-    @property
-    def limit(self) -> int | None:
-        """The gradients that each chain may take."""
-        return None if self.max_gradients is None else self.max_gradients // self.chains
-
-    @property
-    def tuned(self) -> bool:
-        """Whether the step size is to be found."""
-        return self.step_size is None and not isinstance(self.kernel, Kernel)
-
-    @property
-    def effort(self) -> float:
-        """The share of the usual draws before a standard error is trusted: less for a loose
-        tolerance.
-        """
-        return 1.0 if self.tol is None else min(max(TOL[0] / self.tol, LEAST_EFFORT), 1.0)
+        found: dict[str, Any] = {"tuned": step is None and not isinstance(self.kernel, Kernel)}
+        if self.max_gradients is not None:
+            found["limit"] = self.max_gradients // self.chains
+        if self.tol is not None:
+            found["effort"] = min(max(TOL[0] / self.tol, LEAST_EFFORT), 1.0)
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
     @property
     def goal(self) -> str:

@@ -42,34 +42,18 @@ def diagnose(
     if moving and kept.shape[1] >= 4:
         from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
-        half = kept.shape[1] // 2
-        alone = len(kept) == 1  # then its halves are compared
-        pair = np.concatenate([kept[:, :half], kept[:, half : 2 * half]]) if alone else kept
-        rhat = float(array_stats.rhat(pair, **AXES))
+        rhat = float(array_stats.rhat(_halves(kept) if len(kept) == 1 else kept, **AXES))
         bulk, tail, mean = (_ess(kept, kind) for kind in ("bulk", "tail", "mean"))
-    return Diagnostics(
-        rhat,
-        bulk,
-        tail,
-        mean,
-        drift(kept),
-        distances.mean(axis=1),
-        acceptance,
-        diverged,
-        bounded,
-        drift(distances[~diverged]),
-    )
+    seen = drift(kept), distances.mean(axis=1), acceptance, diverged, bounded
+    return Diagnostics(rhat, bulk, tail, mean, *seen, drift(distances[~diverged]))
 
 
 def _ess(values: Array, method: str) -> float:
     """The effective sample size for the bulk, the 5 and 95 % quantiles ("tail") or the mean."""
     from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
-    return float(
-        array_stats.ess(
-            values, method=method, prob=(0.05, 0.95) if method == "tail" else None, **AXES
-        )
-    )
+    prob = (0.05, 0.95) if method == "tail" else None
+    return float(array_stats.ess(values, method=method, prob=prob, **AXES))
 
 
 def drift(energies: Array) -> Estimate:
@@ -92,13 +76,11 @@ def standard_error(values: Array) -> float:
     """
     if values.size < 2 or np.ptp(values) == 0:
         return 0.0
-    if values.shape[1] < 4:
-        return (
-            float(values.mean(axis=1).std(ddof=1) / math.sqrt(len(values)))
-            if len(values) > 1
-            else math.nan
-        )
-    return float(values.std(ddof=1)) / math.sqrt(_ess(values, "mean"))
+    if values.shape[1] >= 4:
+        return float(values.std(ddof=1)) / math.sqrt(_ess(values, "mean"))
+    if len(values) == 1:
+        return math.nan
+    return float(values.mean(axis=1).std(ddof=1) / math.sqrt(len(values)))
 
 
 def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
@@ -129,24 +111,17 @@ class AcceptanceProbe:
 
     For SGLD, which never rejects, it tells how far its steps are from right: near 1 when ε is small
     enough. It is taken on up to 2,048 samples, always the same; the noise of batches is not in it.
-    Kernels with a velocity or a metric of their own take other steps: ``unknown`` says so, and the
-    acceptance is NaN.
     """
 
     def __init__(self, problem: Problem, kernel: Kernel, seed: int) -> None:
-        told = f"not known: {type(kernel).__name__} does not take the steps of MALA"
-        self.unknown = "" if kernel.is_unadjusted_mala else told
         few = problem.num_samples > PROBE_SAMPLES and problem.norm != "train"
         alone = problem.alone()  # each rank looks at its own chains
         self._problem = alone.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else alone
-        self._alone = probed_alone(problem)
-        self._gradients = OneByOne(self._problem)
-        self._seed, self._centre = (
-            seed,
-            problem.vector.to(torch.promote_types(problem.dtype, torch.float32)),
-        )
-        self._seen: list[float] = []
-        self._kernel = kernel
+        self._alone, self._gradients = probed_alone(problem), OneByOne(self._problem)
+        self._centre = problem.vector.to(torch.promote_types(problem.dtype, torch.float32))
+        self._seed, self._seen = seed, list[float]()
+        settings = kernel.step_size, kernel.nbeta, kernel.localization, kernel.scale
+        self._mala = HMC(*settings, leapfrog=1, jitter=1.0)
 
     def look(
         self,
@@ -160,38 +135,20 @@ class AcceptanceProbe:
         ``gathered`` adds the others.
         """
         numbers = range(len(positions)) if chains is None else chains
-        found = torch.full(
-            (len(positions),), math.nan, dtype=torch.float64, device=positions.device
-        )
+        seed = derived_seed(self._seed, "probe", len(self._seen))
+        probed = positions.new_full((len(positions),), math.nan, dtype=torch.float64)
         # row by row, for of all at once it would take two vectors of every chain
-        places = (
-            []
-            if self.unknown
-            else [i for i, row in enumerate(positions) if bool(row.isfinite().all())]
-        )
+        places = [i for i, row in enumerate(positions) if bool(row.isfinite().all())]
         together = 1 if self._alone else max(len(places), 1)
         for some in (places[i : i + together] for i in range(0, len(places), together)):
-            found[some] = self._acceptance(positions[some], [numbers[i] for i in some]).double()
-        seen = found if gathered is None else gathered(found)
+            rng = Streams(seed, [numbers[i] for i in some], positions.device)
+            state = self._mala.init(positions[some], self._centre)
+            _, info = self._mala.step(state, lambda at: full_data(self._gradients, at), rng)
+            assert info.acceptance is not None
+            probed[some] = info.acceptance.double()
+        seen = probed if gathered is None else gathered(probed)
         if bool(torch.isfinite(seen).any()):
             self._seen.append(float(seen.nanmean()))
-
-    def _acceptance(self, positions: Tensor, numbers: Sequence[int]) -> Tensor:
-        """Of one step from each position, those of the chains of these numbers."""
-        rng = Streams(derived_seed(self._seed, "probe", len(self._seen)), numbers, positions.device)
-        kernel = self._kernel
-        mala = HMC(
-            kernel.step_size,
-            kernel.nbeta,
-            kernel.localization,
-            kernel.scale,
-            leapfrog=1,
-            jitter=1.0,
-        )
-        state = mala.init(positions, self._centre)
-        _, info = mala.step(state, lambda at: full_data(self._gradients, at), rng)
-        assert info.acceptance is not None
-        return info.acceptance
 
     @property
     def acceptance(self) -> float:
@@ -258,16 +215,8 @@ def _from_trajectories(chains: Chains, parameters: int) -> ChainReading:
     error = _largest_error(energies, energies)
     raw, change = float(chains.energies.mean()), drift(energies)
     drifting = abs(float(change)) > max(4 * float(change.stderr), 0.1 * abs(value))
-    stderr = math.hypot(error, FLOOR * value)
-    return ChainReading(
-        value,
-        stderr,
-        energies.mean(axis=1),
-        raw,
-        settled=settled,
-        drifting=drifting,
-        controlled=use,
-    )
+    found = value, math.hypot(error, FLOOR * value), energies.mean(axis=1), raw
+    return ChainReading(*found, settled=settled, drifting=drifting, controlled=use)
 
 
 def _subtract_virial(energies: Array, excess: Array, distances: Array) -> tuple[Array, bool]:
@@ -281,9 +230,8 @@ def _subtract_virial(energies: Array, excess: Array, distances: Array) -> tuple[
         return energies, False
     blocks, covariates = _blocks(energies, 8).ravel(), _blocks(excess, 8).ravel()
     covariates = covariates - covariates.mean()
-    return energies - float(
-        covariates @ (blocks - blocks.mean()) / (covariates @ covariates)
-    ) * excess, True
+    slope = float(covariates @ (blocks - blocks.mean()) / (covariates @ covariates))
+    return energies - slope * excess, True
 
 
 def has_step_bias(chains: Chains) -> bool:
@@ -391,17 +339,8 @@ def _from_steps(chains: Chains, energies: Array, parameters: int) -> ChainReadin
     unsettled = abs(1 - settled) > 3 * its_error
     squares += ((1 - settled) * value) ** 2 if unsettled and chains.step_size > 0 else 0.0
     added = abs(float(bias)) if float(bias) else float(bias.stderr)
-    return ChainReading(
-        value,
-        math.sqrt(squares),
-        energies.mean(axis=1) - float(bias),
-        raw,
-        added,
-        settled,
-        abs(1 - settled) > max(0.1, 3 * its_error),
-        drifting,
-        controlled,
-    )
+    found = value, math.sqrt(squares), energies.mean(axis=1) - float(bias), raw, added, settled
+    return ChainReading(*found, abs(1 - settled) > max(0.1, 3 * its_error), drifting, controlled)
 
 
 def degrees_of_freedom(chains: Chains) -> float:
@@ -446,15 +385,19 @@ def _blocks(values: Array, count: int) -> Array:
     size = values.shape[1] // count
     if size == 0:
         return values
-    means: Array = (
-        values[:, values.shape[1] - size * count :].reshape(len(values), count, size).mean(axis=2)
-    )
+    last = values[:, values.shape[1] - size * count :]
+    means: Array = last.reshape(len(values), count, size).mean(axis=2)
     return means
+
+
+def _halves(values: Array) -> Array:
+    """The halves of each chain as chains."""
+    half = values.shape[1] // 2
+    return np.concatenate([values[:, :half], values[:, half : 2 * half]])
 
 
 def _split_rhat(values: Array) -> float:
     """√(1 + variance between half chains over the variance within)."""
-    half = values.shape[1] // 2
-    parts = np.concatenate([values[:, :half], values[:, half : 2 * half]])
+    parts = _halves(values)
     within = float(parts.var(axis=1, ddof=1).mean())
     return math.sqrt(1 + float(parts.mean(axis=1).var(ddof=1)) / within) if within > 0 else math.inf

@@ -413,7 +413,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 def sampling_request(nbeta: float, given: Mapping[str, Any]) -> SamplingRequest:
     """The settings of ``llc`` as a request; a cure for those that have another name elsewhere."""
-    known = {field.name for field in dataclasses.fields(SamplingRequest)}
+    known = {field.name for field in dataclasses.fields(SamplingRequest) if field.init}
     unknown = sorted(set(given) - known)
     if unknown:
         ours = [f"{ELSEWHERE[name]} for {name}" for name in unknown if name in ELSEWHERE]

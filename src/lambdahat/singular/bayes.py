@@ -1,27 +1,21 @@
-"""What Bayesian statistics says of a solution at β = 1: WAIC, functional variance, Bayes and
-Gibbs losses, G_n.
-
-Readings of tempered posteriors: WBIC, the local free energy, and λ from several temperatures.
-
-The free energy of the localised posterior by thermodynamic integration, with nothing left to
-asymptotics.
+"""Bayesian readings of a solution: WAIC and its kin at β = 1, WBIC, λ from several temperatures,
+and the free energy by thermodynamic integration.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import optimize, special
 from torch import Tensor
 
-from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.check import message, require, require_count, require_positive
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.problem import Problem, require_problem
@@ -33,6 +27,7 @@ from lambdahat.sampling.kernels import Kernel, Localization
 from lambdahat.singular._llc import default_localization, inverse_temperature, tempered
 from lambdahat.singular.observables import (
     STRETCHES,
+    finite_chains,
     in_stretches,
     jackknife,
     joined,
@@ -109,17 +104,23 @@ def bayes_criteria(
     frozen = problem.at(problem.vector)
     sets = [_Rises(frozen)]
     if held_out is not None:
-        sets.append(_Rises(_held_out_problem(frozen, held_out), "held_out"))
+        if isinstance(held_out, Problem):
+            same, cure = held_out.space == frozen.space, "pass the data alone, or problem.on(data)"
+            require(same, "held_out", "have the problem's parameters", held_out, cure)
+            other = held_out.at(frozen.vector)
+        else:
+            other = frozen.on(held_out)
+        sets.append(_Rises(other, "held_out"))
     if isinstance(chains, Chains):
         require(not settings, "settings", "be left out where chains are given", ", ".join(settings))
-        return _of_draws(frozen, sets, chains)
+        return _criteria_of_draws(frozen, sets, chains)
     require_count(chains, "chains")
     averages = {f"rises {number}": rises for number, rises in enumerate(sets)}
     nbeta = float(frozen.num_samples)
-    found = tempered(frozen, nbeta, chains=chains, seed=seed, averages=averages, **settings).chains
-    kept = _kept(found)
-    sums = joined([found.averages[name][kept] for name in averages], found.stretches)
-    lean = dataclasses.replace(found, averages={}, stretches=())
+    run = tempered(frozen, nbeta, chains=chains, seed=seed, averages=averages, **settings).chains
+    kept = finite_chains(run)
+    sums = joined([run.averages[name][kept] for name in averages], run.stretches)
+    lean = dataclasses.replace(run, averages={}, stretches=())
     return _criteria(sets, sums, lean, "own chains", lean.diagnostics.ess_bulk, lean.status)
 
 
@@ -129,109 +130,52 @@ class _Rises:
     """
 
     def __init__(self, problem: Problem, name: str = "problem") -> None:
-        require(
-            problem.has_data,
-            name,
-            "have data",
-            "a loss without any",
-            "WAIC and its kin compare samples",
-        )
+        cure = "WAIC and its kin compare samples"
+        require(problem.has_data, name, "have data", "a loss without any", cure)
         self._losses = SampleLosses(problem)
         self._centre = self._losses(problem.vector).double()
-
-    @property
-    def centre(self) -> Array:
-        """ℓ(w*) of every sample, (n,)."""
-        return self._centre.cpu().numpy()
+        self.centre = self._centre.cpu().numpy()  # ℓ(w*) of every sample, (n,)
 
     def __call__(self, theta: Tensor) -> Tensor:
         rises = self._losses(theta).double() - self._centre
         return torch.stack([torch.exp(-rises), rises, rises.square()])
 
 
-def _held_out_problem(problem: Problem, held_out: Any) -> Problem:
-    """The problem on the held-out data, at the same parameters."""
-    if not isinstance(held_out, Problem):
-        return problem.on(held_out)
-    require(
-        held_out.space == problem.space,
-        "held_out",
-        "have the problem's parameters",
-        held_out,
-        "pass the data alone, or problem.on(data)",
-    )
-    return held_out.at(problem.vector)
-
-
-def _kept(chains: Chains) -> NDArray[np.bool_]:
-    """Which chains did not diverge; an error where none is left."""
-    kept = ~chains.diagnostics.diverged
-    require(
-        bool(kept.any()),
-        "chains",
-        "have draws of finite loss",
-        "only diverged chains",
-        chains.status.value,
-    )
-    return kept
-
-
-def _of_draws(problem: Problem, sets: Sequence[_Rises], chains: Chains) -> BayesCriteria:
+def _criteria_of_draws(problem: Problem, sets: Sequence[_Rises], chains: Chains) -> BayesCriteria:
     """The criteria from the parameters of draws, weighted where they were drawn at another
     temperature.
     """
-    parameters, count = chains.parameters, problem.num_samples
-    require(
-        parameters is not None,
-        "chains",
-        "hold the parameters of their draws",
-        "chains without",
-        "sample with keep_parameters=True, or pass the number of chains",
-    )
-    assert parameters is not None
-    ours = parameters.shape[-1] == problem.num_parameters and chains.num_samples == count
-    require(
-        ours,
-        "chains",
-        f"be of a problem with {problem.num_parameters} parameters and {count} samples",
-        f"{parameters.shape[-1]} parameters, {chains.num_samples} samples",
-    )
-    own = math.isclose(chains.nbeta, count, rel_tol=1e-9)
-    ess, status, weights = chains.diagnostics.ess_bulk, chains.status, np.ones(chains.losses.shape)
-    if not own:
+    parameters, count, size = chains.parameters, problem.num_samples, problem.num_parameters
+    if parameters is None:
+        cure = "sample with keep_parameters=True, or pass the number of chains"
+        expected = "hold the parameters of their draws"
+        raise ValueError(message("chains", expected, "chains without", cure))
+    ours = parameters.shape[-1] == size and chains.num_samples == count
+    got = f"{parameters.shape[-1]} parameters, {chains.num_samples} samples"
+    expected = f"be of a problem with {size} parameters and {count} samples"
+    require(ours, "chains", expected, got)
+    how, ess, status = "own chains", chains.diagnostics.ess_bulk, chains.status
+    weights: Array = np.ones(chains.losses.shape)
+    if not math.isclose(chains.nbeta, count, rel_tol=1e-9):
         weighting = reweighted(chains, count)
-        ess, status, weights = (
-            weighting.ess,
-            weighting.status,
-            weighting.weights * weighting.weights.size,
-        )
-    kept = _kept(chains)
-    sums = _weighted_sums(problem, sets, parameters[torch.from_numpy(kept)], weights[kept])
-    return _criteria(sets, sums, chains, "own chains" if own else "reweighted", ess, status)
-
-
-def _weighted_sums(
-    problem: Problem, sets: Sequence[_Rises], parameters: Tensor, weights: Array
-) -> list[Array]:
-    """Of stretches the weights, (chains, stretches), and what they weigh, (chains, stretches, 3,
-    n), both as sums.
-    """
+        how, ess, status = "reweighted", weighting.ess, weighting.status
+        weights = weighting.weights * weighting.weights.size
+    kept = finite_chains(chains)
+    parameters, weights = parameters[torch.from_numpy(kept)], weights[kept]
     draws = weights.shape[1]
     cuts = np.array_split(np.arange(draws), min(STRETCHES, draws))
 
     def total(rises: _Rises, chain: int, cut: Any) -> Array:
-        parts = (
-            float(weights[chain, i]) * rises(parameters[chain, i].to(problem.device)) for i in cut
-        )
-        mean = torch.stack(list(parts)).sum(0) * (len(cuts) / draws)
+        places = ((float(weights[chain, i]), parameters[chain, i]) for i in cut)
+        parts = [weight * rises(theta.to(problem.device)) for weight, theta in places]
+        mean = torch.stack(parts).sum(0) * (len(cuts) / draws)
         return np.asarray(mean.cpu().numpy(), dtype=np.float64)
 
-    rows = range(len(weights))
-    seen = [
-        np.stack([np.stack([total(rises, row, cut) for cut in cuts]) for row in rows])
-        for rises in sets
-    ]
-    return [in_stretches(weights), *seen]
+    sums = [in_stretches(weights)]  # (chains, stretches), and (chains, stretches, 3, n) of each set
+    for rises in sets:
+        rows = [[total(rises, chain, cut) for cut in cuts] for chain in range(len(weights))]
+        sums.append(np.array(rows))
+    return _criteria(sets, sums, chains, how, ess, status)
 
 
 def _criteria(
@@ -243,12 +187,15 @@ def _criteria(
     status: Status,
 ) -> BayesCriteria:
     """All readings, with the jackknife over stretches for the errors."""
-    centres = [rises.centre for rises in sets]
 
     def by_sample(weight: Array, *parts: Array) -> list[tuple[Array, Array, Array]]:
-        return [
-            _by_sample(part / weight, centre) for part, centre in zip(parts, centres, strict=True)
-        ]
+        """−log E[p], E[ℓ] and Var[ℓ] of every sample, from the sums of exp(−δ), δ and δ²."""
+        rows = []
+        for part, rises in zip(parts, sets, strict=True):
+            likelihood, rise, square = part / weight
+            loss = rises.centre - np.log(likelihood), rises.centre + rise
+            rows.append((*loss, square - rise**2))
+        return rows
 
     def readings(*pooled: Array) -> Array:
         (bayes, gibbs, variance), *elsewhere = by_sample(*pooled)
@@ -262,14 +209,13 @@ def _criteria(
         for estimate in jackknife(readings, sums)
     )
     train, *held_out = by_sample(*[part.mean(axis=(0, 1)) for part in sums])
-    losses = [
-        _over_samples(loss, row)
-        for loss, row in zip(others, held_out[0][:2] if held_out else (), strict=True)
-    ]
+    rows = held_out[0][:2] if held_out else ()
+    losses = [_over_samples(loss, row) for loss, row in zip(others, rows, strict=True)]
+    half, error = float(variance) / 2, float(variance.stderr) / 2
     return BayesCriteria(
         waic=waic,
         functional_variance=variance,
-        singular_fluctuation=_halve(variance),
+        singular_fluctuation=dataclasses.replace(variance, value=half, stderr=error),
         bayes_training_loss=bayes,
         gibbs_training_loss=gibbs,
         g_n=losses[0] if losses else _over_samples(waic, train[0] + train[2]),
@@ -285,12 +231,6 @@ def _criteria(
     )
 
 
-def _by_sample(means: Array, centre: Array) -> tuple[Array, Array, Array]:
-    """−log E[p], E[ℓ] and Var[ℓ] of every sample from E[exp(−δ)], E[δ], E[δ²]."""
-    likelihood, rise, square = means
-    return centre - np.log(likelihood), centre + rise, square - rise**2
-
-
 def _over_samples(estimate: Estimate, by_sample: Array) -> Estimate:
     """The estimate as one of the mean over all samples there could be: the error of so many is
     added.
@@ -302,12 +242,6 @@ def _over_samples(estimate: Estimate, by_sample: Array) -> Estimate:
     freedom = within**4 / estimate.dof + among**4 / max(count - 1, 1)  # Welch and Satterthwaite
     dof = error**4 / freedom if freedom > 0 else math.inf
     return dataclasses.replace(estimate, stderr=error, dof=dof)
-
-
-def _halve(estimate: Estimate) -> Estimate:
-    return dataclasses.replace(
-        estimate, value=float(estimate) / 2, stderr=float(estimate.stderr) / 2
-    )
 
 
 @dataclass(frozen=True)
@@ -343,16 +277,12 @@ def wbic(source: Chains | Problem, **settings: Any) -> Estimate:
     """
     if not isinstance(source, Chains):
         require_problem(source)
-        found = tempered(source, log_temperature(source.num_terms), **settings)
-        return _free_energy(found.chains, source.num_terms, found.estimate)
+        run = tempered(source, log_temperature(source.num_terms), **settings)
+        return _free_energy(run.chains, source.num_terms, run.estimate)
     wanted = log_temperature(source.num_samples)
-    require(
-        math.isclose(source.nbeta, wanted, rel_tol=1e-6),
-        "chains",
-        f"be at nβ = n/ln n = {wanted:.6g}",
-        f"chains at {source.nbeta:.6g}",
-        "sample at that nbeta, or read local_free_energy(chains)",
-    )
+    same, got = math.isclose(source.nbeta, wanted, rel_tol=1e-6), f"chains at {source.nbeta:.6g}"
+    cure = "sample at that nbeta, or read local_free_energy(chains)"
+    require(same, "chains", f"be at nβ = n/ln n = {wanted:.6g}", got, cure)
     return local_free_energy(source)
 
 
@@ -390,25 +320,19 @@ def temperature_regression(
     """
     require_problem(problem)
     count = problem.num_terms
-    inverse = _betas(betas, count)
+    if betas is None:
+        inverse = np.array(FACTORS) * log_temperature(count) / count
+    else:
+        inverse = np.array([require_positive(beta, "betas") for beta in betas])
+        several = len(np.unique(inverse)) >= 2
+        require(several, "betas", "hold two different inverse temperatures or more", betas)
     if settings.get("localization") is None and not isinstance(settings.get("kernel"), Kernel):
         settings["localization"], _ = default_localization(problem, log_temperature(count))
-    runs: list[SamplingRun] = []
-    for number, beta in enumerate(inverse):
-        report("temperatures", number, len(inverse))
-        own = derived_seed(seed, "temperature", number)
-        runs.append(tempered(problem, count * float(beta), seed=own, **settings))
-    report("temperatures", len(inverse), len(inverse))
-    rises = [run.estimate for run in runs]
-    values = np.array([float(rise) for rise in rises]) / inverse
-    errors = np.array([float(rise.stderr) for rise in rises]) / inverse
-    cost = sum(rise.cost for rise in rises)
-    slope, intercept, misfit = _line(
-        1 / inverse, values, errors, np.array([rise.dof for rise in rises])
-    )
+    runs, rises, errors, degrees, cost, status = _runs(problem, count * inverse, seed, settings)
+    values, errors = rises / inverse, errors / inverse
+    slope, intercept, misfit = _line(1 / inverse, values, errors, degrees)
     bent = bool((errors > 0).all()) and _is_misfit(misfit, len(inverse) - 2)
-    line = Status.MISFIT if bent else Status.CONVERGED
-    status = next((rise.status for rise in rises if not rise.status.ok), line)
+    status = Status.MISFIT if bent and status.ok else status
     base = count * runs[0].chains.initial_loss
     return TemperatureRegression(
         dataclasses.replace(slope, cost=cost, status=status),
@@ -423,17 +347,23 @@ def temperature_regression(
     )
 
 
-def _betas(betas: Sequence[float] | None, count: int) -> Array:
-    if betas is None:
-        return np.array(FACTORS) * log_temperature(count) / count
-    found = np.array([require_positive(beta, "betas") for beta in betas])
-    require(
-        len(np.unique(found)) >= 2,
-        "betas",
-        "hold two different inverse temperatures or more",
-        betas,
-    )
-    return found
+def _runs(
+    problem: Problem, nbetas: Array, seed: int, settings: Mapping[str, Any]
+) -> tuple[list[SamplingRun], Array, Array, Array, int, Status]:
+    """Runs at every nβ: λ̂, its errors and their degrees of freedom, the cost, the first status
+    that is not CONVERGED.
+    """
+    runs: list[SamplingRun] = []
+    for number, nbeta in enumerate(nbetas):
+        report("temperatures", number, len(nbetas))
+        own = derived_seed(seed, "temperature", number)
+        runs.append(tempered(problem, float(nbeta), seed=own, **settings))
+    report("temperatures", len(nbetas), len(nbetas))
+    estimates = [run.estimate for run in runs]
+    rows = [(float(each), float(each.stderr), each.dof) for each in estimates]
+    values, errors, degrees = np.array(rows).T
+    status = next((each.status for each in estimates if not each.status.ok), Status.CONVERGED)
+    return runs, values, errors, degrees, sum(each.cost for each in estimates), status
 
 
 def _is_misfit(misfit: float, freedom: int) -> bool:
@@ -457,9 +387,9 @@ def _line(x: Array, y: Array, errors: Array, degrees: Array) -> tuple[Estimate, 
     found = shares @ y
     freedom = len(y) - 2
     misfit = float((weights * (y - design @ found) ** 2).sum() / freedom) if freedom else math.nan
-    scale = (
-        (misfit if not known or misfit > 1 else 1.0) if freedom else (1.0 if known else math.nan)
-    )
+    scale = 1.0 if known else misfit
+    if known and freedom and misfit > 1:
+        scale = misfit
     spread = np.sqrt(scale * np.diag(covariance))
     dofs = [
         float(freedom) if scale != 1.0 else combined_degrees(share * errors, degrees)
@@ -514,58 +444,30 @@ def free_energy(
     frozen = problem.at(problem.vector)
     low, bottom, prior_ess = _prior_part(frozen, localization, seed)
     high = math.log(frozen.num_terms)
-    count = _points(temperatures, high - low)
-    nbetas = np.exp(np.linspace(low, high, count))
-    runs: list[SamplingRun] = []
-    for number, nbeta in enumerate(nbetas):
-        report("temperatures", number, count)
-        own = derived_seed(seed, "temperature", number)
-        runs.append(tempered(frozen, float(nbeta), seed=own, localization=localization, **settings))
-    report("temperatures", count, count)
-    step = (high - low) / (count - 1)
-    found = [run.estimate for run in runs]
-    means, errors = (
-        np.array([float(each) for each in found]),
-        np.array([float(each.stderr) for each in found]),
-    )
+    count = temperatures
+    if count is None:  # odd, so that every other one makes a rule too
+        count = 2 * max(math.ceil((high - low) / (2 * SPACING)), 1) + 1
+    require_count(count, "temperatures", 3)
+    cure = "every other one serves to judge the error"
+    require(count % 2 == 1, "temperatures", "be odd", count, cure)
+    nbetas, step = np.exp(np.linspace(low, high, count)), (high - low) / (count - 1)
+    settings["localization"] = localization
+    runs, means, errors, degrees, cost, status = _runs(frozen, nbetas, seed, settings)
     ends = None
-    if all(_whole(run.chains) for run in (runs[0], runs[-1])):
-        ends = _variance(runs[0].chains), _variance(runs[-1].chains)
-    degrees = np.array([each.dof for each in found])
+    first, last = runs[0].chains, runs[-1].chains
+    if all(
+        chains.full_losses is not None or chains.batch_size == chains.num_samples
+        for chains in (first, last)
+    ):
+        ends = _variance(first), _variance(last)
     part = _integral(means, errors, degrees, ends, step)
     coarse = _integral(means[::2], errors[::2], degrees[::2], ends, 2 * step)
     quadrature = abs(float(part) - float(coarse)) / 15
     parts = np.array([float(part.stderr), quadrature, float(bottom.stderr)])
-    stderr = float(np.linalg.norm(parts))
     dof = combined_degrees(parts, np.array([part.dof, math.inf, PRIOR_DRAWS - 1.0]))
-    status = next((each.status for each in found if not each.status.ok), Status.CONVERGED)
-    cost = sum(each.cost for each in found)
     whole = frozen.num_terms * frozen.loss() + float(bottom) + float(part)
-    return FreeEnergy(
-        Estimate(whole, stderr, cost, status, dof),
-        nbetas,
-        means,
-        errors,
-        quadrature,
-        prior_ess,
-        cost,
-        status,
-    )
-
-
-def _points(temperatures: int | None, width: float) -> int:
-    """How many temperatures: odd, so that every other one makes a rule too."""
-    if temperatures is None:
-        return 2 * max(math.ceil(width / (2 * SPACING)), 1) + 1
-    require_count(temperatures, "temperatures", 3)
-    require(
-        temperatures % 2 == 1,
-        "temperatures",
-        "be odd",
-        temperatures,
-        "every other one serves to judge the error",
-    )
-    return temperatures
+    value = Estimate(whole, float(np.linalg.norm(parts)), cost, status, dof)
+    return FreeEnergy(value, nbetas, means, errors, quadrature, prior_ess, cost, status)
 
 
 def _prior_part(
@@ -576,13 +478,8 @@ def _prior_part(
     """
     centre = problem.vector
     gamma = torch.as_tensor(localization_tensor(localization, problem.space, centre)).to(centre)
-    require(
-        bool((gamma > 0).all()),
-        "localization",
-        "be above 0 for every parameter",
-        localization,
-        "without it there is no prior to integrate over",
-    )
+    tied, cure = bool((gamma > 0).all()), "without it there is no prior to integrate over"
+    require(tied, "localization", "be above 0 for every parameter", localization, cure)
     noise = generator(seed, "prior")
     rises = np.empty(PRIOR_DRAWS)
     base = problem.loss()
@@ -595,13 +492,8 @@ def _prior_part(
 def _cut(rises: Array, count: int) -> tuple[float, Estimate, float]:
     """``_prior_part`` of losses above the centre's; an infinite one has weight 0."""
     finite = rises[np.isfinite(rises)]
-    require(
-        len(finite) > 1,
-        "localization",
-        "give prior draws of finite loss",
-        "draws of infinite loss",
-        "raise it",
-    )
+    expected, got = "give prior draws of finite loss", "draws of infinite loss"
+    require(len(finite) > 1, "localization", expected, got, "raise it")
 
     def half(log_nbeta: float) -> float:
         return _effective(math.exp(log_nbeta) * finite) - len(finite) / 2
@@ -648,21 +540,9 @@ def _integral(
     return Estimate(float(weights @ means + extra.sum()), float(np.linalg.norm(spread)), dof=dof)
 
 
-def _whole(chains: Chains) -> bool:
-    """Whether the chains hold losses of the whole data."""
-    return chains.full_losses is not None or chains.batch_size == chains.num_samples
-
-
 def _variance(chains: Chains) -> Estimate:
     """Var[nβL] over the draws."""
     energies = chains.energies if chains.full_losses is None else chains.full_energies
-    kept = energies[~chains.diagnostics.diverged]
-    require(
-        kept.size > 0,
-        "chains",
-        "have draws of finite loss",
-        f"only diverged ones at nβ = {chains.nbeta:.3g}",
-        chains.status.value,
-    )
+    kept = energies[finite_chains(chains, f"only diverged ones at nβ = {chains.nbeta:.3g}")]
     squares = (kept - kept.mean()) ** 2
     return Estimate(float(squares.mean()), standard_error(squares))

@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import describe, require, require_choice, require_count, require_positive
+from lambdahat._core.check import (
+    describe,
+    message,
+    require,
+    require_choice,
+    require_count,
+    require_positive,
+)
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed
 from lambdahat.problem import Problem, require_problem
@@ -28,8 +35,27 @@ COLDER = (1 / 16, 1 / 4, 1.0)  # of n/log n, where there are no batches
 RUNAWAY = 1e3  # energies per parameter beyond any equilibrium: there E[(w − w*)·∇U] = P
 
 
+class _Coefficients:
+    """λ̂ and its errors of several results of ``llc``."""
+
+    results: tuple[LearningCoefficient, ...]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @property
+    def values(self) -> Array:
+        """λ̂ of each result."""
+        return np.array([float(result) for result in self.results])
+
+    @property
+    def stderr(self) -> Array:
+        """The standard error of each λ̂."""
+        return np.array([float(result.stderr) for result in self.results])
+
+
 @dataclass(frozen=True)
-class CoefficientCurve(Result):
+class CoefficientCurve(_Coefficients, Result):
     """λ̂ on a grid of one of its settings, the other setting fixed.
 
     Attributes:
@@ -49,19 +75,6 @@ class CoefficientCurve(Result):
 
     def __post_init__(self) -> None:
         _require_one(self.results, "nbeta" if self.axis == "localization" else "localization")
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    @property
-    def values(self) -> Array:
-        """λ̂ at each point."""
-        return np.array([float(result) for result in self.results])
-
-    @property
-    def stderr(self) -> Array:
-        """The standard error of each λ̂."""
-        return np.array([float(result.stderr) for result in self.results])
 
     @property
     def statuses(self) -> tuple[Status, ...]:
@@ -103,7 +116,7 @@ class CoefficientCurve(Result):
 
 
 @dataclass(frozen=True)
-class Trajectory(Result):
+class Trajectory(_Coefficients, Result):
     """λ̂ at each checkpoint: ``labels`` (steps or epochs, as numbers) and the ``results`` there.
 
     All results are at one ``nbeta`` and one ``localization``; results of different settings do not
@@ -118,16 +131,6 @@ class Trajectory(Result):
             _require_one(self.results, name)
 
     @property
-    def values(self) -> Array:
-        """λ̂ at each checkpoint."""
-        return np.array([float(result) for result in self.results])
-
-    @property
-    def stderr(self) -> Array:
-        """The standard error of each."""
-        return np.array([float(result.stderr) for result in self.results])
-
-    @property
     def nbeta(self) -> float:
         """The inverse temperature of all results."""
         return self.results[0].nbeta
@@ -136,9 +139,6 @@ class Trajectory(Result):
     def localization(self) -> float | Tensor:
         """The localization γ of all results."""
         return self.results[0].localization
-
-    def __len__(self) -> int:
-        return len(self.results)
 
 
 def llc_curve(
@@ -170,29 +170,19 @@ def llc_curve(
             not positive, or if the setting on the axis is also given by itself.
     """
     require_problem(problem)
-    axis = "localization" if nbetas is None else "nbeta"
-    given = localizations if nbetas is None else nbetas
-    require(
-        localizations is None or nbetas is None,
-        "nbetas",
-        "be left out where localizations are given",
-        "both",
-        "vary one setting at a time",
-    )
-    require(
-        given is None or settings.get(axis) is None,
-        axis,
-        f"be left out where {axis}s are given",
-        settings.get(axis),
-    )
-    require(
-        not isinstance(settings.get("kernel"), Kernel),
-        "kernel",
-        "be a name, since a kernel has its own nbeta and localization",
-        settings.get("kernel"),
+    axis, given = ("localization", localizations) if nbetas is None else ("nbeta", nbetas)
+    one = localizations is None or nbetas is None
+    expected, cure = "be left out where localizations are given", "vary one setting at a time"
+    require(one, "nbetas", expected, "both", cure)
+    value, kernel = settings.get(axis), settings.get("kernel")
+    free = given is None or value is None
+    require(free, axis, f"be left out where {axis}s are given", value)
+    named, cure = (
+        not isinstance(kernel, Kernel),
         'give a name such as "hmc", and its settings apart',
-        TypeError,
     )
+    expected = "be a name, since a kernel has its own nbeta and localization"
+    require(named, "kernel", expected, kernel, cure, TypeError)
     if nbetas is not None:
         return _over_nbeta(problem, nbetas, settings)
     return _over_localization(problem, localizations, settings)
@@ -209,14 +199,17 @@ def _over_localization(
         centre = llc(problem, **settings)  # first: it finds γ
         grid = [factor * float(centre.localization) for factor in LADDER]
     else:
-        grid = _numbers(localizations, "localizations")
+        given = _listed(localizations, "localizations")
+        grid = [require_positive(one, "localizations") for one in given]
+        _require_distinct(grid, "localizations", grid)
+        grid.sort()
     results = []
     for done, gamma in enumerate(grid):
         report("curve", done, len(grid))
-        at_centre = centre is not None and gamma == centre.localization
-        point = centre if at_centre else llc(problem, **{**settings, "localization": gamma})
-        assert point is not None
-        results.append(point)
+        if centre is not None and gamma == centre.localization:
+            results.append(centre)
+        else:
+            results.append(llc(problem, **{**settings, "localization": gamma}))
     report("curve", len(grid), len(grid))
     nbeta = results[0].nbeta
     if centre is None or settings.get("localization") is not None:
@@ -242,13 +235,8 @@ def _over_nbeta(problem: Problem, nbetas: Any, settings: Mapping[str, Any]) -> C
     _require_distinct(values, "nbetas", grid)
     gamma = settings.get("localization")
     if gamma is None:
-        require(
-            count > 2,
-            "localization",
-            "be given for so little data",
-            "none",
-            "its rule needs n/log n",
-        )
+        expected, cure = "be given for so little data", "its rule needs n/log n"
+        require(count > 2, "localization", expected, "none", cure)
         gamma, _ = default_localization(problem, default)
     results = []
     for done, one in enumerate(grid):
@@ -270,13 +258,6 @@ def _listed(values: Any, name: str) -> list[Any]:
     return found
 
 
-def _numbers(values: Any, name: str) -> list[float]:
-    """Positive numbers, all different, in ascending order."""
-    found = [require_positive(value, name) for value in _listed(values, name)]
-    _require_distinct(found, name, found)
-    return sorted(found)
-
-
 def _require_distinct(values: Sequence[float], name: str, given: Sequence[Any]) -> None:
     known = [value for value in values if not math.isnan(value)]
     named = [value for value in given if isinstance(value, str)]
@@ -287,14 +268,12 @@ def _require_distinct(values: Sequence[float], name: str, given: Sequence[Any]) 
 def _require_one(results: Sequence[LearningCoefficient], name: str) -> None:
     """Refuse results whose ``localization`` or ``nbeta`` differ: their λ̂ do not compare."""
     settings = [torch.as_tensor(getattr(result, name), dtype=torch.float64) for result in results]
-    same = all(_alike(one, settings[0]) for one in settings)
-    seen = ", ".join(dict.fromkeys(str(_plain(setting)) for setting in settings))
+    first, seen = settings[0], ", ".join(dict.fromkeys(str(_plain(one)) for one in settings))
+    same = all(
+        one.shape == first.shape and bool(torch.isclose(one, first, 1e-6, 0.0, True).all())
+        for one in settings
+    )
     require(same, name, "be the same for all results", seen, "λ̂ depends on it: give it to llc")
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    close = one.shape == other.shape and torch.isclose(one, other, 1e-6, 0.0, equal_nan=True).all()
-    return bool(close)
 
 
 def _plain(setting: float | Tensor) -> float | str:
@@ -332,13 +311,9 @@ def _at(problem: Problem, checkpoint: Checkpoint, step: float) -> Problem:
     """The problem at a checkpoint, with the buffers and held parameters of a state dict."""
     if isinstance(checkpoint, Tensor):
         return problem.at(checkpoint)
-    missing = [name for name in problem.space.names if name not in checkpoint]
-    require(
-        not missing,
-        f"checkpoints[{step}]",
-        "hold the problem's parameters",
-        f"one without {', '.join(missing[:3])}",
-    )
+    missing = ", ".join([name for name in problem.space.names if name not in checkpoint][:3])
+    expected, got = "hold the problem's parameters", f"one without {missing}"
+    require(not missing, f"checkpoints[{step}]", expected, got)
     known = {*problem.space.names, *problem.held_names}  # a tied parameter has other names, too
     return problem.at({name: tensor for name, tensor in checkpoint.items() if name in known})
 
@@ -377,9 +352,8 @@ class Sweep(Result):
     def __getitem__(self, place: tuple[int, int]) -> Estimate:
         """The estimate at (nβ, ε), by their numbers in the grid."""
         row, column = place
-        return Estimate(
-            float(self.values[place]), float(self.stderr[place]), status=self.statuses[row][column]
-        )
+        value, error = float(self.values[place]), float(self.stderr[place])
+        return Estimate(value, error, status=self.statuses[row][column])
 
 
 def sweep(
@@ -404,32 +378,30 @@ def sweep(
     """
     require_problem(problem)
     require_count(draws, "draws", least=4)
-    found = (
-        llc(problem, seed=seed, kernel="sgld", mode=mode) if coefficient is None else coefficient
-    )
-    _require_chains(found)
-    assert found.chains is not None
-    batch = found.chains.batch_size
-    steps = _steps(step_sizes, found.step_size)
-    levels = _levels(nbetas, problem.num_terms, batch)
-    runs = []
-    for row, (nbeta, _) in enumerate(levels):
-        for column, step in enumerate(steps):
-            report("sweep", row * len(steps) + column, len(levels) * len(steps))
-            runs.append(
-                sample(
-                    problem,
-                    SGLD(step, nbeta, found.localization),
-                    chains,
-                    draws,
-                    derived_seed(seed, "sweep", row, column),
-                    burn_in=draws if burn_in is None else burn_in,
-                    batch_size=batch,
-                    mode=mode,
-                )
-            )
-    report("sweep", len(runs), len(runs))
+    found = coefficient
+    if found is None:
+        found = llc(problem, seed=seed, kernel="sgld", mode=mode)
+    expected, known = "be what llc found, with its chains", isinstance(found, LearningCoefficient)
+    chosen = found.chains if known else None
+    if chosen is None:
+        raise TypeError(message("coefficient", expected, found, "leave it out"))
+    expected, cure = "come from SGLD, whose step size is swept", 'call llc(problem, kernel="sgld")'
+    require(chosen.kernel == "SGLD", "coefficient", expected, chosen.kernel, cure)
+    steps = found.step_size * np.array(STEP_LADDER)
+    if step_sizes is not None:
+        steps = np.array(sorted({require_positive(step, "step_sizes") for step in step_sizes}))
+    require(len(steps) > 0, "step_sizes", "hold at least one number", "none")
+    levels = _levels(nbetas, problem.num_terms, chosen.batch_size)
+    options: dict[str, Any] = {"batch_size": chosen.batch_size, "mode": mode}
+    options["burn_in"] = draws if burn_in is None else burn_in
     shape = len(levels), len(steps)
+    runs: list[Chains] = []
+    for row, column in np.ndindex(shape):
+        report("sweep", len(runs), math.prod(shape))
+        kernel = SGLD(float(steps[column]), levels[row][0], found.localization)
+        own = derived_seed(seed, "sweep", row, column)
+        runs.append(sample(problem, kernel, chains, draws, own, **options))
+    report("sweep", len(runs), len(runs))
     cells = [cell(run, problem.num_parameters) for run in runs]
     statuses = [each.status for each in cells]
     return Sweep(
@@ -443,7 +415,7 @@ def sweep(
         (found.step_size, found.nbeta),
         Estimate(found.value, found.stderr, found.cost, found.status, found.dof),
         found.localization,
-        batch,
+        chosen.batch_size,
         sum(run.cost for run in runs),
     )
 
@@ -459,14 +431,6 @@ def cell(chains: Chains, num_parameters: int) -> Estimate:
     return found
 
 
-def _steps(step_sizes: Sequence[float] | None, chosen: float) -> Array:
-    if step_sizes is None:
-        return chosen * np.array(STEP_LADDER)
-    found = sorted({require_positive(step, "step_sizes") for step in step_sizes})
-    require(bool(found), "step_sizes", "hold at least one number", "none")
-    return np.array(found)
-
-
 def _levels(
     nbetas: Sequence[float | str] | None, samples: int, batch: int
 ) -> list[tuple[float, str]]:
@@ -476,30 +440,7 @@ def _levels(
         return sorted(inverse_temperature(nbeta, samples, batch) for nbeta in nbetas)
     cold = inverse_temperature("n/log n", samples, batch)
     if batch == samples:
-        return [
-            (factor * cold[0], cold[1] if factor == 1 else f"{factor:.3g} of it")
-            for factor in COLDER
-        ]
+        names = [cold[1] if factor == 1 else f"{factor:.3g} of it" for factor in COLDER]
+        return [(factor * cold[0], name) for factor, name in zip(COLDER, names, strict=True)]
     hot = inverse_temperature("batch", samples, batch)
     return [hot, (math.sqrt(hot[0] * cold[0]), "their geometric mean"), cold]
-
-
-def _require_chains(coefficient: LearningCoefficient) -> None:
-    known = isinstance(coefficient, LearningCoefficient) and coefficient.chains is not None
-    require(
-        known,
-        "coefficient",
-        "be what llc found, with its chains",
-        coefficient,
-        "leave it out",
-        TypeError,
-    )
-    assert coefficient.chains is not None
-    kernel = coefficient.chains.kernel
-    require(
-        kernel == "SGLD",
-        "coefficient",
-        "come from SGLD, whose step size is swept",
-        kernel,
-        'call llc(problem, kernel="sgld")',
-    )

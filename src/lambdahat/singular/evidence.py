@@ -1,18 +1,14 @@
-"""The evidence of a model by Laplace's method, and the Bayesian information criterion.
+"""The evidence of a model by Laplace's method, the Bayesian information criterion, and effective
+dimensions that the curvature shows.
 
 What is exponentiated is n·L, L being the problem's mean loss over its n samples. It is a
 log-likelihood only where the loss is a negative log-likelihood: cross-entropy is one,
 ``gaussian_nll`` lacks its constant ½ log 2π, and "mse" is a likelihood of no noise that was
 measured. For noise of variance σ² take the loss (f − y)²/(2σ²) + ½ log 2πσ².
 
-The eigenvalues of an operator: every one where that takes no more products than a quadrature,
-else a quadrature.
-
 The error of what is read off a quadrature here has two parts: that of the probes, and what the
 depth has left unsettled. The second cannot be left to a status alone, for the functions read turn
 at λ ≈ z, often far below what Lanczos resolves near 0.
-
-Effective dimensions that the curvature shows, to hold the learning coefficient against.
 """
 
 from __future__ import annotations
@@ -120,10 +116,9 @@ class Sampled:
         """
         nodes, residuals = self.spectrum.nodes, self.spectrum.residuals
         heavy = self.spectrum.weights * self.dim >= 1
-        at_zero = self._beside(0.0) & heavy & (np.abs(nodes) <= residuals)
-        return max(
-            self.resolution, (1 + 1e-9) * float(((np.abs(nodes) + residuals) * at_zero).max())
-        )
+        at_zero = self._beside_zero() & heavy & (np.abs(nodes) <= residuals)
+        reach = float(((np.abs(nodes) + residuals) * at_zero).max())
+        return max(self.resolution, (1 + 1e-9) * reach)
 
     @cached_property
     def reach(self) -> tuple[Array, Array]:
@@ -143,16 +138,15 @@ class Sampled:
         """
         found = self.spectrum
         distance = np.abs(found.nodes) - scale
-        unsure = self._beside(0.0) & (distance > 0) & (distance < found.residuals)
+        unsure = self._beside_zero() & (distance > 0) & (distance < found.residuals)
         low, high = (function(end) for end in self.reach)
         plain = found.expectation(function, self.dim)
         estimate = found.expectation(
             lambda nodes: np.where(unsure, (low + high) / 2, function(nodes)), self.dim
         )
         slack = self._mean(np.where(unsure, (high - low) / 2, 0.0)) / math.sqrt(3)
-        distances = [
-            float(rule.expectation(function, self.dim)) - float(plain) for rule in self._shorter
-        ]
+        shorter = [float(rule.expectation(function, self.dim)) for rule in self._shorter]
+        distances = [value - float(plain) for value in shorter]
         return self._with_error(estimate, math.hypot(slack, tail(distances)))
 
     def outside(self, low: float, high: float) -> Estimate:
@@ -165,9 +159,8 @@ class Sampled:
         estimate = found.expectation(lambda _: reading, self.dim)
         # all of them or none, without the rounding of a mean
         if np.ptp(reading[found.weights > 0]) == 0:
-            estimate = dataclasses.replace(
-                estimate, value=self.dim * float(reading[0, 0]), stderr=0.0
-            )
+            count = self.dim * float(reading[0, 0])
+            estimate = dataclasses.replace(estimate, value=count, stderr=0.0)
         return self._with_error(estimate, self._mean(np.where(unsure, 0.5, 0.0)) / math.sqrt(3))
 
     def _with_error(self, estimate: Estimate, unsettled: float) -> Estimate:
@@ -183,49 +176,42 @@ class Sampled:
         """P times the mean of readings (probes, depth) under the measure."""
         return self.dim * float((self.spectrum.weights * readings).sum(axis=1).mean())
 
-    def _beside(self, edge: float) -> NDArray[np.bool_]:
-        """The last node of each probe up to ``edge`` and the first beyond it, (probes, depth)."""
+    def _beside_zero(self) -> NDArray[np.bool_]:
+        """The last node of each probe up to 0 and the first beyond it, (probes, depth)."""
         nodes = self.spectrum.nodes
-        below = np.where(nodes <= edge, nodes, -np.inf).max(axis=1, keepdims=True)
-        above = np.where(nodes > edge, nodes, np.inf).min(axis=1, keepdims=True)
+        below = np.where(nodes <= 0, nodes, -np.inf).max(axis=1, keepdims=True)
+        above = np.where(nodes > 0, nodes, np.inf).min(axis=1, keepdims=True)
         beside: NDArray[np.bool_] = (nodes == below) | (nodes == above)
         return beside
 
     @cached_property
     def _shorter(self) -> list[Spectrum]:
         """The quadratures of ``SHARES`` of the depth."""
-        found, depth = self.spectrum, self.spectrum.nodes.shape[1]
-        matrices = [_jacobi(*rule) for rule in zip(found.nodes, found.weights, strict=True)]
-
-        def leading(steps: int) -> Spectrum:
+        whole, depth = self.spectrum, self.spectrum.nodes.shape[1]
+        matrices = [_jacobi(*rule) for rule in zip(whole.nodes, whole.weights, strict=True)]
+        rules = []
+        for steps in (max(1, int(share * depth)) for share in SHARES):
             pairs = [np.linalg.eigh(matrix[:steps, :steps]) for matrix in matrices]
-            nodes, weights = (
-                np.stack([p.eigenvalues for p in pairs]),
-                np.stack([p.eigenvectors[0] ** 2 for p in pairs]),
-            )
-            return dataclasses.replace(
-                found, nodes=nodes, weights=weights, residuals=np.zeros_like(nodes)
-            )
-
-        return [leading(max(1, int(share * depth))) for share in SHARES]
+            nodes = np.stack([pair.eigenvalues for pair in pairs])
+            weights = np.stack([pair.eigenvectors[0] ** 2 for pair in pairs])
+            zeros = np.zeros_like(nodes)
+            rule = dataclasses.replace(whole, nodes=nodes, weights=weights, residuals=zeros)
+            rules.append(rule)
+        return rules
 
 
-def eigenvalues(
-    operator: LinearOperator, depth: int | None, probes: int, seed: int
-) -> Whole | Sampled:
+def eigenvalues(source: Source, depth: int | None, probes: int, seed: int) -> Whole | Sampled:
     """Every eigenvalue where P ≤ probes·depth, which takes no more products; else a quadrature
     of that cost.
     """
+    if isinstance(source, Spectrum):
+        return Sampled(source)
+    operator = hessian(source) if isinstance(source, Problem) else source
     operator = require_symmetric(operator, "the effective dimension")
     require_count(probes, "probes")
     steps = DEFAULT_DEPTH if depth is None else require_count(depth, "depth")
-    if operator.dim <= probes * steps:
-        return _diagonalise(operator)
-    return Sampled(spectrum(operator, steps, probes, seed))
-
-
-def _diagonalise(operator: LinearOperator) -> Whole:
-    """All eigenpairs of the dense matrix, by P products."""
+    if operator.dim > probes * steps:
+        return Sampled(spectrum(operator, steps, probes, seed))
     before, matrix = operator.matvecs, operator.dense()
     require_finite(matrix)
     matrix = matrix.double()
@@ -309,17 +295,21 @@ def effective_dimensions(
     given. PRECISION_LIMIT says that z is below rounding.
     """
     source = _read_source(source)
-    curvature = _prior_curvature(source, z)
+    if z is None and isinstance(source, Problem):
+        z = 1.0 / source.num_terms
+    expected = f"be given for a {type(source).__name__}"
+    cure = "1/n is the curvature of a unit Gaussian prior beside the mean loss over n samples"
+    require(z is not None, "z", expected, "None", cure)
+    curvature = require_positive(z, "z")
     asked = None if threshold is None else require_positive(threshold, "threshold")
-    found = _eigenvalues(source, depth, probes, seed)
+    found = eigenvalues(source, depth, probes, seed)
     limit = found.zero if asked is None else asked
     rank, negative = found.outside(-limit, limit), found.outside(-limit, math.inf)
     n_eff, logdet = _n_eff(found, curvature), shifted_logdet(found, curvature)
-    status = first_problem(n_eff, logdet, rank, negative)
-    parameters = Estimate(float(found.dim))
-    return EffectiveDimensions(
-        parameters, rank, n_eff, logdet, negative, curvature, limit, found.cost, status
-    )
+    statuses = (part.status for part in (n_eff, logdet, rank, negative))
+    status = next((status for status in statuses if not status.ok), Status.CONVERGED)
+    parts = Estimate(float(found.dim)), rank, n_eff, logdet, negative
+    return EffectiveDimensions(*parts, curvature, limit, found.cost, status)
 
 
 def effective_dimension(
@@ -338,68 +328,32 @@ def effective_dimension(
     precision γ. ``depth`` and ``probes`` are those of ``effective_dimensions``.
     """
     source = _read_source(source)
-    return _n_eff(_eigenvalues(source, depth, probes, seed), require_positive(z, "z"))
+    return _n_eff(eigenvalues(source, depth, probes, seed), require_positive(z, "z"))
 
 
 def shifted_logdet(found: Whole | Sampled, z: float, least: float = 0.0) -> Estimate:
     """log det(I + A/z) = Σ log(1 + λ/z), with an eigenvalue below ``least`` > −z taken as that."""
-    return _flag_rounding(
-        found.total(lambda values: np.log1p(np.maximum(values, least) / z), z), found, z
-    )
-
-
-def first_problem(*parts: Estimate) -> Status:
-    """The first status that is not CONVERGED."""
-    return next((part.status for part in parts if not part.status.ok), Status.CONVERGED)
+    return _total(found, lambda values: np.log1p(np.maximum(values, least) / z), z)
 
 
 def _n_eff(found: Whole | Sampled, z: float) -> Estimate:
-    positive = found.total(
-        lambda values: np.maximum(values, 0.0) / (np.maximum(values, 0.0) + z), z
-    )
-    return _flag_rounding(positive, found, z)
+    return _total(found, lambda values: np.maximum(values, 0.0) / (np.maximum(values, 0.0) + z), z)
 
 
-def _flag_rounding(estimate: Estimate, found: Whole | Sampled, z: float) -> Estimate:
-    """PRECISION_LIMIT where rounding alone could make an eigenvalue of 0 count."""
-    return (
-        dataclasses.replace(estimate, status=Status.PRECISION_LIMIT)
-        if found.resolution >= z
-        else estimate
-    )
-
-
-def _eigenvalues(source: Source, depth: int | None, probes: int, seed: int) -> Whole | Sampled:
-    if isinstance(source, Spectrum):
-        return Sampled(source)
-    return eigenvalues(
-        hessian(source) if isinstance(source, Problem) else source, depth, probes, seed
-    )
-
-
-def _prior_curvature(source: Source, z: float | None) -> float:
-    if z is not None:
-        return require_positive(z, "z")
-    require(
-        isinstance(source, Problem),
-        "z",
-        f"be given for a {type(source).__name__}",
-        "None",
-        "1/n is the curvature of a unit Gaussian prior beside the mean loss over n samples",
-    )
-    assert isinstance(source, Problem)
-    return 1.0 / source.num_terms
+def _total(found: Whole | Sampled, function: Callable[[Array], Array], z: float) -> Estimate:
+    """Σ f(λ); PRECISION_LIMIT where rounding alone could make an eigenvalue of 0 count."""
+    total, rounding = found.total(function, z), found.resolution >= z
+    return dataclasses.replace(total, status=Status.PRECISION_LIMIT) if rounding else total
 
 
 def _read_source(source: Source | OperatorLike) -> Source:
     """The problem, the spectrum or the operator; a matrix as an operator."""
     if isinstance(source, Problem | LinearOperator | Spectrum):
         return source
-    expected, cure = (
-        "be a Problem, an operator, a matrix or a Spectrum",
-        "wrap a model with lh.Problem(model, loss, data)",
+    expected = "be a Problem, an operator, a matrix or a Spectrum"
+    return as_operator(
+        source, "source", expected, "wrap a model with lh.Problem(model, loss, data)"
     )
-    return as_operator(source, "source", expected, cure)
 
 
 @dataclass(frozen=True)
@@ -432,17 +386,6 @@ class LaplaceEvidence(Result):
     status: Status = Status.CONVERGED
 
 
-@dataclass(frozen=True)
-class _Curvature:
-    """``gain`` = log det(I + H/z), the smallest eigenvalue kept of a truncated one, and all of
-    them where known.
-    """
-
-    gain: Estimate
-    cutoff: float | None = None
-    whole: Whole | None = None
-
-
 def laplace_evidence(
     problem: Problem,
     prior_precision: float = 1.0,
@@ -470,43 +413,25 @@ def laplace_evidence(
     require_problem(problem)
     precision = require_positive(prior_precision, "prior_precision")
     require_choice(centre, "centre", ("theta", "zero"))
-    if top is not None:
-        require_count(
-            top, "top", 1, problem.num_parameters, "there are no more eigenvalues than parameters"
-        )
     operator, samples, size = hessian(problem), problem.num_terms, problem.num_parameters
+    if top is not None:
+        require_count(top, "top", 1, size, "there are no more eigenvalues than parameters")
     offset = problem.vector if centre == "zero" else torch.zeros_like(problem.vector)
-    curvature = _curvature(operator, precision / samples, top, depth, probes, seed)
+    gain, cutoff, whole = _curvature(operator, precision / samples, top, depth, probes, seed)
     gradient = samples * problem.gradient() + precision * offset
-    decrement = _decrement(operator, gradient, samples, precision, curvature.whole, depth)
+    decrement = _decrement(operator, gradient, samples, precision, whole, depth)
     pull = 0.5 * precision * float(offset.double().square().sum())
     fit = Estimate(-samples * problem.loss())
     prior = Estimate(0.5 * size * math.log(precision / (2 * math.pi)) - pull)
-    gain = curvature.gain
     logdet = dataclasses.replace(gain, value=float(gain) + size * math.log(precision))
-    occam = dataclasses.replace(
-        gain, value=-0.5 * float(gain) - pull, stderr=0.5 * float(gain.stderr)
-    )
-    moving = gain.status is not Status.INDEFINITE and float(decrement) > max(
-        1.0, float(occam.stderr)
-    )
+    error = 0.5 * float(gain.stderr)
+    occam = dataclasses.replace(gain, value=-0.5 * float(gain) - pull, stderr=error)
+    moving = gain.status is not Status.INDEFINITE and float(decrement) > max(1.0, error)
     status = Status.NOT_STATIONARY if moving else gain.status
     cost = operator.matvecs
     energy = dataclasses.replace(occam, value=-float(fit) - float(occam), cost=cost, status=status)
-    return LaplaceEvidence(
-        energy,
-        fit,
-        prior,
-        occam,
-        logdet,
-        decrement,
-        precision,
-        centre,
-        top,
-        curvature.cutoff,
-        cost,
-        status,
-    )
+    parts = energy, fit, prior, occam, logdet, decrement
+    return LaplaceEvidence(*parts, precision, centre, top, cutoff, cost, status)
 
 
 def bic(problem: Problem) -> Estimate:
@@ -523,38 +448,38 @@ def bic(problem: Problem) -> Estimate:
 
 def _curvature(
     operator: LinearOperator, z: float, top: int | None, depth: int | None, probes: int, seed: int
-) -> _Curvature:
-    """log det(I + H/z), of every eigenvalue or of the largest alone."""
+) -> tuple[Estimate, float | None, Whole | None]:
+    """log det(I + H/z), of every eigenvalue or of the ``top`` alone; the smallest of these, and all
+    of them where known.
+    """
     steps = DEFAULT_DEPTH if depth is None else require_count(depth, "depth")
     if top is not None and operator.dim > require_count(probes, "probes") * steps:
         pairs = eigenpairs(operator, top, seed=seed)
         values, residuals = pairs.values.numpy(), pairs.residuals.numpy()
-        return _Curvature(
-            _truncated(values, residuals, z, pairs.cost, pairs.status), float(values[-1])
-        )
+        gain = _truncated_logdet(values, residuals, z, pairs.cost, pairs.status)
+        return gain, float(values[-1]), None
     found = eigenvalues(operator, depth, probes, seed)
     whole = found if isinstance(found, Whole) else None
     if whole is not None and top is not None:
         kept = whole.values[::-1][:top]
-        gain = _truncated(kept, np.zeros_like(kept), z, whole.cost, Status.CONVERGED)
-        return _Curvature(gain, float(kept[-1]), whole)
+        gain = _truncated_logdet(kept, np.zeros_like(kept), z, whole.cost, Status.CONVERGED)
+        return gain, float(kept[-1]), whole
     gain = shifted_logdet(found, z, _floor(found.least, z))
-    indefinite = found.least <= -max(z, found.resolution)
-    return _Curvature(
-        dataclasses.replace(gain, status=Status.INDEFINITE) if indefinite else gain, None, whole
-    )
+    if found.least <= -max(z, found.resolution):
+        gain = dataclasses.replace(gain, status=Status.INDEFINITE)
+    return gain, None, whole
 
 
-def _truncated(values: Array, residuals: Array, z: float, cost: int, status: Status) -> Estimate:
+def _truncated_logdet(
+    values: Array, residuals: Array, z: float, cost: int, status: Status
+) -> Estimate:
     """Σ log(1 + λ/z) over eigenvalues in descending order; the error is what their residuals
     allow.
     """
     least = float(values[-1])
     kept = np.maximum(values, _floor(least, z))
-    status = Status.INDEFINITE if least <= -z else status
-    return Estimate(
-        float(np.log1p(kept / z).sum()), float((residuals / (kept + z)).sum()), cost, status
-    )
+    total, error = float(np.log1p(kept / z).sum()), float((residuals / (kept + z)).sum())
+    return Estimate(total, error, cost, Status.INDEFINITE if least <= -z else status)
 
 
 def _floor(least: float, z: float) -> float:

@@ -1,10 +1,8 @@
 """Exact answers of singular learning theory: learning coefficients in closed form, and what λ̂
 is at finite nβ, γ, ε.
 
-Normal crossings K(w) = ∏ w_i^{2k_i}: the local form of every analytic loss, and its exact
-finite expectations.
-
-Deep linear networks and matrix factorizations: a population loss, and exact samplers of any.
+There are normal crossings K(w) = ∏ w_i^{2k_i}, the local form of every analytic loss, deep linear
+networks and matrix factorizations, and quadratic losses.
 """
 
 from __future__ import annotations
@@ -37,21 +35,11 @@ GAUGE_MOVES = 2  # of each kind at each hidden layer in a sweep
 def check_exponents(exponents: Sequence[int]) -> tuple[int, ...]:
     """The k_i as integers, at least one above 0; a k_i of 0 is a dead parameter."""
     some = isinstance(exponents, Sequence) and len(exponents) > 0
-    require(
-        some,
-        "exponents",
-        "be a list of integers k_i, for K = ∏ w_i^{2k_i}",
-        exponents,
-        error=TypeError,
-    )
+    expected = "be a list of integers k_i, for K = ∏ w_i^{2k_i}"
+    require(some, "exponents", expected, exponents, error=TypeError)
     checked = tuple(require_count(k, "exponents", least=0) for k in exponents)
-    require(
-        max(checked) > 0,
-        "exponents",
-        "have one above 0",
-        checked,
-        "a K that is constant has nothing to learn",
-    )
+    cure = "a K that is constant has nothing to learn"
+    require(max(checked) > 0, "exponents", "have one above 0", checked, cure)
     return checked
 
 
@@ -69,44 +57,27 @@ def crossing_expectation(exponents: Sequence[int], nbeta: float, localization: f
     require_positive(nbeta, "nbeta")
     if localization == 0 and len(active) == 1:
         return 1.0 / (2 * active[0])
-    require_positive(
-        localization,
-        "localization",
-        "several exponents need it: without it the posterior has no mass",
-    )
+    cure = "several exponents need it: without it the posterior has no mass"
+    require_positive(localization, "localization", cure)
     # in units of the Gaussian's own width the constant in front of K is nβ·γ^{−Σk}
     log_scale = math.log(nbeta) - sum(active) * math.log(localization)
     # beyond it the Gaussian is below e^{−2·TAIL}
     tops = [k * 0.5 * math.log(4 * TAIL) for k in active]
     bottom = -0.5 * max(log_scale, 0.0) - TAIL * max(active) - sum(tops)
-    density = _density(active[0], bottom, tops[0])
-    for k, top in zip(active[1:], tops[1:], strict=True):
-        density = _convolve(density, _density(k, bottom, top))
-    start = len(active) * _index(bottom)
-    energy = np.exp(np.minimum(log_scale + 2 * STEP * (start + np.arange(len(density))), 700.0))
+    first = math.floor(bottom / STEP)  # all grids share the points STEP·i
+    densities = []  # of k·ln|w| for standard normal w, without its constant
+    for k, top in zip(active, tops, strict=True):
+        s = STEP * np.arange(first, math.floor(top / STEP) + 2)
+        densities.append(np.exp(s / k - 0.5 * np.exp(2 * s / k)))
+    density = densities[0]
+    for other in densities[1:]:
+        # all terms are positive, so that sums lose no digits (an FFT would, in the tail)
+        density = np.convolve(density, other)
+        density = density / density.max()
+    place = len(active) * first + np.arange(len(density))
+    energy = np.exp(np.minimum(log_scale + 2 * STEP * place, 700.0))
     weight = density * np.exp(-energy)
     return float((weight * energy).sum() / weight.sum())
-
-
-def _index(position: float) -> int:
-    """The last grid point at or below a position; all grids share the points STEP·i."""
-    return math.floor(position / STEP)
-
-
-def _density(k: int, bottom: float, top: float) -> Array:
-    """The density of k·ln|w| for standard normal w, without its constant, on the grid from
-    ``bottom`` to ``top``.
-    """
-    s = STEP * np.arange(_index(bottom), _index(top) + 2)
-    return np.asarray(np.exp(s / k - 0.5 * np.exp(2 * s / k)))
-
-
-def _convolve(first: Array, second: Array) -> Array:
-    """The density of a sum: all terms are positive, so that sums lose no digits (an FFT would,
-    in the tail).
-    """
-    full = np.convolve(first, second)
-    return np.asarray(full / full.max())
 
 
 def crossing_problem(exponents: Sequence[int], num_samples: int) -> Problem:
@@ -120,9 +91,8 @@ def crossing_problem(exponents: Sequence[int], num_samples: int) -> Problem:
         root = reduce(mul, (w[i] if k == 1 else w[i] ** k for i, k in active.items()))
         return root * root
 
-    return Problem.from_function(
-        loss, {"w": torch.zeros(len(exponents), dtype=torch.float64)}, num_samples=num_samples
-    )
+    start = {"w": torch.zeros(len(exponents), dtype=torch.float64)}
+    return Problem.from_function(loss, start, num_samples=num_samples)
 
 
 def check_widths(widths: Sequence[int], rank: int) -> tuple[int, ...]:
@@ -592,20 +562,11 @@ def _ratios(
     require(localization >= 0, "localization", "be at least 0", repr(localization))
     require(step_size >= 0, "step_size", "be at least 0", repr(step_size))
     a = require_positive(nbeta, "nbeta") * h + localization
-    require(
-        bool((a > 0).all()),
-        "localization",
-        "exceed −nβ·h of every eigenvalue h",
-        f"{localization!r} with a smallest eigenvalue of {h.min():g}",
-        "raise it",
-    )
-    require(
-        bool((step_size * a < 4).all()),
-        "step_size",
-        f"be below 4/(nβ·h + γ) = {4 / a.max():.4g}",
-        repr(step_size),
-        "the chain diverges",
-    )
+    got = f"{localization!r} with a smallest eigenvalue of {h.min():g}"
+    expected = "exceed −nβ·h of every eigenvalue h"
+    require(bool((a > 0).all()), "localization", expected, got, "raise it")
+    stable, expected = bool((step_size * a < 4).all()), f"be below 4/(nβ·h + γ) = {4 / a.max():.4g}"
+    require(stable, "step_size", expected, repr(step_size), "the chain diverges")
     return np.asarray(nbeta * h / (a * (1 - step_size * a / 4)))
 
 

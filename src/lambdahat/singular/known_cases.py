@@ -1,8 +1,5 @@
 """The ground-truth suite: problems whose λ̂ is known at every nβ and γ, exactly or with a small
 error of its own.
-
-Logistic regression's λ̂ by importance sampling: a reference that shares nothing with the
-chains it judges.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Status
 from lambdahat.sampling._sample import sample
 from lambdahat.sampling.diagnostics import RHAT
-from lambdahat.sampling.kernels import HMC, mala
+from lambdahat.sampling.kernels import mala
 from lambdahat.singular.exact import (
     crossing_expectation,
     crossing_problem,
@@ -122,18 +119,22 @@ def logistic_expectation(
     precision = nbeta * _curvature(x, (x @ centre).sigmoid()) + localization * identity
     rng = generator(seed, "importance")
     normal = torch.randn(draws, size, generator=rng, dtype=torch.float64)
-    chi = _chi_square(draws, rng) / TAILS
+    chi = torch.randn(draws, int(TAILS), generator=rng, dtype=torch.float64).square().sum(1) / TAILS
     root = torch.linalg.cholesky(precision)
     away = torch.linalg.solve_triangular(root.T, (normal / chi.sqrt().unsqueeze(1)).T, upper=True).T
     energies, work = _energies(x, y, centre, away, nbeta)
     tie = localization * away.square().sum(1)
     proposal = -0.5 * (TAILS + size) * torch.log1p((away @ root).square().sum(1) / TAILS)
     weights = torch.softmax(-energies - 0.5 * tie - proposal, dim=0)
-    return _weighted(weights, energies, work + tie - size)
-
-
-def _chi_square(draws: int, rng: torch.Generator) -> Tensor:
-    return torch.randn(draws, int(TAILS), generator=rng, dtype=torch.float64).square().sum(1)
+    # the weighted mean of the energies, less their part along a control whose mean is 0
+    control = work + tie - size
+    centred = control - weights @ control
+    slope = (weights * centred) @ energies / ((weights * centred) @ centred)
+    values = energies - slope * control
+    mean = float(weights @ values)
+    stderr = math.sqrt(float(weights.square() @ (values - mean).square()))
+    status = Status.CONVERGED if 1 / float(weights.square().sum()) >= FEWEST else Status.FEW_WEIGHTS
+    return Estimate(mean, stderr, len(weights), status)
 
 
 def _energies(
@@ -150,17 +151,6 @@ def _energies(
         energies.append(nbeta * (loss - lowest).mean(dim=1))
         work.append(nbeta * ((logits.sigmoid() - y) * change).mean(dim=1))
     return torch.cat(energies), torch.cat(work)
-
-
-def _weighted(weights: Tensor, energies: Tensor, control: Tensor) -> Estimate:
-    """The weighted mean of the energies, less their part along a control whose mean is 0."""
-    centred = control - weights @ control
-    slope = (weights * centred) @ energies / ((weights * centred) @ centred)
-    values = energies - slope * control
-    mean = float(weights @ values)
-    stderr = math.sqrt(float(weights.square() @ (values - mean).square()))
-    status = Status.CONVERGED if 1 / float(weights.square().sum()) >= FEWEST else Status.FEW_WEIGHTS
-    return Estimate(mean, stderr, len(weights), status)
 
 
 @dataclass(frozen=True)
@@ -181,14 +171,11 @@ class Reference:
 
     def known(self, nbeta: float, localization: float) -> Estimate | None:
         """The stored value, or None."""
-        if self.problem is not None and stored()["problems"].get(self.case) != rounded_digest(
-            self.problem()
-        ):
+        mark = stored()["problems"].get(self.case)
+        if self.problem is not None and mark != rounded_digest(self.problem()):
             return None
         for at, tie, value, stderr, dof in stored()["values"].get(self.case, ()):
-            if math.isclose(at, nbeta, rel_tol=1e-9) and math.isclose(
-                tie, localization, rel_tol=1e-9
-            ):
+            if np.allclose((at, tie), (nbeta, localization), rtol=1e-9, atol=0):
                 return Estimate(value, stderr, dof=dof)
         return None
 
@@ -197,12 +184,9 @@ def rounded_digest(problem: Problem) -> str:
     """A digest of data and parameters to six decimals: machines may differ in the last bits of
     data made on them.
     """
-    leaves = [leaf for batch in problem.batches for leaf in batch.data]
-    told = [
-        (leaf.double().mul(1e6).round().long().tolist(), str(leaf.dtype))
-        for leaf in (problem.vector, *leaves)
-    ]
-    return digest(repr(told).encode())[:32]
+    leaves = (problem.vector, *(leaf for batch in problem.batches for leaf in batch.data))
+    rounded = [(leaf.double().mul(1e6).round().long().tolist(), str(leaf.dtype)) for leaf in leaves]
+    return digest(repr(rounded).encode())[:32]
 
 
 @cache
@@ -210,35 +194,34 @@ def stored() -> dict[str, Any]:
     """What benchmarks/references.py wrote: rows (nβ, γ, value, standard error, dof), parameters
     and digests by case.
     """
-    found: dict[str, Any] = json.loads(
-        resources.files(__package__).joinpath("references.json").read_text("utf-8")
-    )
-    return found
+    text = resources.files(__package__).joinpath("references.json").read_text("utf-8")
+    references: dict[str, Any] = json.loads(text)
+    return references
 
 
 def suite(quick: bool = False) -> list[KnownCase]:
-    """All cases, or with ``quick`` one or two of each family, those that take a few seconds."""
+    """All cases, or with ``quick`` one or two of each family, those that take a few seconds.
+
+    Quadratic forms with eigenvalues from 1 to 1/κ, evenly in the logarithm, and one with dead
+    parameters; normal crossings; linear networks on the population loss; models with data, sampled
+    on all of it or by mini-batches; and a ReLU network.
+    """
+    shapes = [(size, label) for size in (5, 50) for label in ("1", "1e2", "1e4")]
     cases = [
-        *_quadratics(),
-        *_crossings(),
-        *_linear_networks(),
-        *_regressions(),
+        *(
+            _quadratic(f"quadratic-d{d}-k{k}", list(np.geomspace(1.0, 1.0 / float(k), d)))
+            for d, k in shapes
+        ),
+        _quadratic("quadratic-dead", [1.0] * 10 + [0.0] * 10),
+        *(_crossing(exponents) for exponents in ((2,), (3,), (1, 1), (1, 2), (1, 1, 1))),
+        *(_linear_network(*shape) for shape in SHAPES),
+        _logistic(500, 8, torch.float64, 20_000),
+        _logistic(20_000, 60, torch.float32, 2000),
+        _linear(50_000, 30),
         *singular_regressions(),
-        _perceptron(),
+        KnownCase(MLP, perceptron_problem, Reference(MLP, _perceptron_truth, perceptron_problem)),
     ]
     return [case for case in cases if case.name in QUICK] if quick else cases
-
-
-def _quadratics() -> list[KnownCase]:
-    """L = ½·Σ h_i·w_i² with h from 1 to 1/κ, evenly in the logarithm; and ten of h = 1 beside
-    ten dead ones.
-    """
-    cases = [
-        _quadratic(f"quadratic-d{size}-k{label}", list(np.geomspace(1.0, 1.0 / float(label), size)))
-        for size in (5, 50)
-        for label in ("1", "1e2", "1e4")
-    ]
-    return [*cases, _quadratic("quadratic-dead", [1.0] * 10 + [0.0] * 10)]
 
 
 def _quadratic(name: str, eigenvalues: list[float]) -> KnownCase:
@@ -249,27 +232,15 @@ def _quadratic(name: str, eigenvalues: list[float]) -> KnownCase:
     return KnownCase(name, partial(quadratic_problem, eigenvalues, POPULATION), truth, curved / 2)
 
 
-def _crossings() -> list[KnownCase]:
-    """w⁴, w⁶, w1²w2², w1²w2⁴ and w1²w2²w3², by quadrature."""
-    return [_crossing(exponents) for exponents in ((2,), (3,), (1, 1), (1, 2), (1, 1, 1))]
-
-
 def _crossing(exponents: Sequence[int]) -> KnownCase:
+    """w⁴, w1²w2⁴ and the like, by quadrature."""
+
     def truth(nbeta: float, localization: float) -> Estimate:
         return Estimate(crossing_expectation(exponents, nbeta, localization))
 
     name = "crossing-" + "-".join(str(2 * k) for k in exponents)
-    return KnownCase(
-        name,
-        partial(crossing_problem, exponents, POPULATION),
-        truth,
-        float(normal_crossing(exponents)),
-    )
-
-
-def _linear_networks() -> list[KnownCase]:
-    """Reduced-rank regression and deep linear networks on the population loss, by block Gibbs."""
-    return [_linear_network(*shape) for shape in SHAPES]
+    make = partial(crossing_problem, exponents, POPULATION)
+    return KnownCase(name, make, truth, float(normal_crossing(exponents)))
 
 
 def _linear_network(widths: tuple[int, ...], rank: int, samples: int) -> KnownCase:
@@ -281,17 +252,6 @@ def _linear_network(widths: tuple[int, ...], rank: int, samples: int) -> KnownCa
 
     make = partial(deep_linear_problem, widths, rank, samples)
     return KnownCase(name, make, Reference(name, compute), float(deep_linear(widths, rank)))
-
-
-def _regressions() -> list[KnownCase]:
-    """Models with data: on all of it, and with so much of it that ``llc`` samples by
-    mini-batches.
-    """
-    return [
-        _logistic(500, 8, torch.float64, 20_000),
-        _logistic(20_000, 60, torch.float32, 2000),
-        _linear(50_000, 30),
-    ]
 
 
 def _logistic(samples: int, size: int, dtype: torch.dtype, draws: int) -> KnownCase:
@@ -336,9 +296,8 @@ def _linear(samples: int, size: int) -> KnownCase:
 
     def truth(nbeta: float, localization: float) -> Estimate:
         x = data()[0]
-        return Estimate(
-            quadratic(torch.linalg.eigvalsh(2 * x.T @ x / samples).tolist(), nbeta, localization)
-        )
+        values = torch.linalg.eigvalsh(2 * x.T @ x / samples).tolist()
+        return Estimate(quadratic(values, nbeta, localization))
 
     def make() -> Problem:
         x, y, w = (tensor.float() for tensor in data())
@@ -372,27 +331,20 @@ def perceptron_model() -> nn.Module:
     """The network, its parameters without values."""
     inputs, hidden, outputs = MLP_SIZES
     with torch.device("meta"):
-        return nn.Sequential(
-            nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
-        ).double()
+        layers = nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+        return nn.Sequential(*layers).double()
 
 
 def perceptron_problem() -> Problem:
     """The ReLU network at its stored minimum."""
-    model = perceptron_model()
-    values = {
-        name: torch.tensor(rows, dtype=torch.float64)
-        for name, rows in stored()["parameters"][MLP].items()
-    }
+    model, rows = perceptron_model(), stored()["parameters"][MLP]
+    values = {name: torch.tensor(value, dtype=torch.float64) for name, value in rows.items()}
     model.load_state_dict(values, assign=True)
     return Problem(model, "cross_entropy", perceptron_data())
 
 
-def _perceptron() -> KnownCase:
-    def compute(nbeta: float, localization: float, effort: float) -> Estimate:
-        return mala_reference(perceptron_problem(), nbeta, localization, int(MALA_STEPS * effort))
-
-    return KnownCase(MLP, perceptron_problem, Reference(MLP, compute, perceptron_problem))
+def _perceptron_truth(nbeta: float, localization: float, effort: float) -> Estimate:
+    return mala_reference(perceptron_problem(), nbeta, localization, int(MALA_STEPS * effort))
 
 
 def mala_reference(
@@ -410,41 +362,20 @@ def mala_reference(
     60 % are accepted. The error is the spread of the chains' own means. ``cost`` counts gradients
     of all chains.
     """
-    kernel = _tune_mala(problem, nbeta, localization, chains, seed)
-    thin = 10
-    run = sample(
-        problem,
-        kernel,
-        chains,
-        steps * 2 // (3 * thin),
-        seed,
-        burn_in=steps // 3,
-        thin=thin,
-        mode="batched",
-    )
-    means = run.energies.mean(axis=1)
-    mixed = run.diagnostics.rhat < RHAT
-    status = Status.CONVERGED if mixed else Status.NOT_MIXED
-    return Estimate(
-        float(means.mean()),
-        float(means.std(ddof=1)) / math.sqrt(chains),
-        run.cost,
-        status,
-        chains - 1,
-    )
-
-
-def _tune_mala(problem: Problem, nbeta: float, localization: float, chains: int, seed: int) -> HMC:
-    """MALA with the largest step of 1, ½, ¼, … of which enough are accepted away from the
-    centre.
-    """
     values, vectors = torch.linalg.eigh(hessian(problem).dense().double())
     scale = (vectors * (nbeta * values.abs() + localization).rsqrt()) @ vectors.T
-    step = 1.0
-    while True:
+    step, accepted = 2.0, 0.0
+    while not (accepted >= MALA_ACCEPTANCE or step < 1e-6):
+        step /= 2
         kernel = mala(step, nbeta, localization, scale.to(problem.dtype))
         burn_in = int(20 / step)
         short = sample(problem, kernel, chains, 200, seed, burn_in=burn_in, mode="batched")
-        if short.diagnostics.acceptance >= MALA_ACCEPTANCE or step < 1e-6:
-            return kernel
-        step /= 2
+        accepted = short.diagnostics.acceptance
+    third = steps // 3
+    run = sample(
+        problem, kernel, chains, steps * 2 // 30, seed, burn_in=third, thin=10, mode="batched"
+    )
+    means = run.energies.mean(axis=1)
+    status = Status.CONVERGED if run.diagnostics.rhat < RHAT else Status.NOT_MIXED
+    stderr = float(means.std(ddof=1)) / math.sqrt(chains)
+    return Estimate(float(means.mean()), stderr, run.cost, status, chains - 1)

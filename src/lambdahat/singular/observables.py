@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lambdahat._core.check import require, require_positive
@@ -36,6 +36,14 @@ from lambdahat.sampling.diagnostics import (
 STRETCHES = 20
 Statistic = Callable[..., Array]
 ENOUGH = 100.0  # effective draws below which the weights count as those of a few
+
+
+def finite_chains(chains: Chains, got: str = "only diverged chains") -> NDArray[np.bool_]:
+    """Which chains did not diverge; an error where none is left."""
+    kept = ~chains.diagnostics.diverged
+    cure = chains.status.value
+    require(bool(kept.any()), "chains", "have draws of finite loss", got, cure)
+    return kept
 
 
 def sample_losses(problem: Problem, indices: Tensor | Sequence[int] | None = None) -> SampleLosses:
@@ -66,31 +74,19 @@ def jackknife(statistic: Statistic, stretches: Sequence[Array]) -> list[Estimate
     whole = statistic(*[total / count for total in totals])
     if count == 1:
         return [Estimate(float(value), math.nan) for value in whole]
-    without = [
-        statistic(
-            *[
-                (total - part[place]) / (count - 1)
-                for total, part in zip(totals, stretches, strict=True)
-            ]
-        )
-        for place in np.ndindex(*shape)
-    ]
+    without = []
+    for place in np.ndindex(*shape):
+        rest = (total - part[place] for total, part in zip(totals, stretches, strict=True))
+        without.append(statistic(*(part / (count - 1) for part in rest)))
     pseudo = whole + (count - 1) * (whole - np.stack(without))
-    spread = [_error(column.reshape(shape)) for column in pseudo.T]
-    return [
-        Estimate(float(value), error, dof=count - 1)
-        for value, error in zip(pseudo.mean(axis=0), spread, strict=True)
-    ]
-
-
-def _error(values: Array) -> float:
-    """The standard error of the mean of stretches, (chains, stretches), no less than that of
-    independent ones.
-
-    So few of them tell their correlation badly; a negative one, which would lower the error, is not
-    believed.
-    """
-    return float(np.fmax(standard_error(values), values.std(ddof=1) / math.sqrt(values.size)))
+    estimates = []
+    for values in pseudo.T:
+        # so few stretches tell their correlation badly; a negative one, which would lower the
+        # error, is not believed
+        least = values.std(ddof=1) / math.sqrt(count)
+        error = float(np.fmax(standard_error(values.reshape(shape)), least))
+        estimates.append(Estimate(float(values.mean()), error, dof=count - 1))
+    return estimates
 
 
 def joined(means: Sequence[Array], lengths: Sequence[int]) -> list[Array]:
@@ -161,14 +157,15 @@ class Reweighting(Result):
         """The mean at ``nbeta`` of what each draw showed, (chains, draws), with its standard
         error.
         """
-        shown = np.asarray(values, dtype=np.float64)
-        require(
-            shown.shape == self.weights.shape, "values", f"have shape {self.weights.shape}", shown
-        )
+        shown, shape = np.asarray(values, dtype=np.float64), self.weights.shape
+        require(shown.shape == shape, "values", f"have shape {shape}", shown)
         kept = self.weights.sum(axis=1) > 0
         weights, weighted = self.weights[kept], self.weights[kept] * shown[kept]
-        (found,) = jackknife(_ratio, [in_stretches(weights), in_stretches(weighted)])
-        return dataclasses.replace(found, status=self.status)
+        (mean,) = jackknife(
+            lambda weight, part: np.asarray([part / weight]),
+            [in_stretches(weights), in_stretches(weighted)],
+        )
+        return dataclasses.replace(mean, status=self.status)
 
 
 def reweighted(chains: Chains, nbeta: float) -> Reweighting:
@@ -180,23 +177,11 @@ def reweighted(chains: Chains, nbeta: float) -> Reweighting:
     gamma distribution of shape λ and r = nβ'/nβ, the share of effective draws is ((2r − 1)/r²)^λ,
     at r = ln n = 7 only 0.27^λ.
     """
-    target = require_positive(nbeta, "nbeta")
-    diverged = chains.diagnostics.diverged
-    require(
-        not diverged.all(),
-        "chains",
-        "have draws of finite loss",
-        "only diverged chains",
-        chains.status.value,
-    )
+    target, kept = require_positive(nbeta, "nbeta"), finite_chains(chains)
     exponents = -(target / chains.nbeta - 1) * chains.full_energies
-    exponents = np.where(diverged[:, None], -np.inf, exponents)
+    exponents = np.where(kept[:, None], exponents, -np.inf)
     weights = np.exp(exponents - exponents.max())
     weights = weights / weights.sum()
     ess = 1.0 / float((weights**2).sum())
     status = chains.status if ess >= ENOUGH else Status.FEW_WEIGHTS
     return Reweighting(weights, target, chains.nbeta, ess, status)
-
-
-def _ratio(weight: Array, weighted: Array) -> Array:
-    return np.asarray([weighted / weight])

@@ -35,6 +35,24 @@ SETTLED = 1e-3  # the relative difference at which they do
 FINEST = 0.1  # nodes are even in b below it, and even in ln b above it
 REACH = 9.0  # standard deviations of the localizing Gaussian that the grid covers
 LOCATIONS = 21  # distinct inputs of the small networks
+LINEAR_NETWORKS: tuple[tuple[tuple[int, ...], int, int, float], ...] = (
+    # widths, rank of the true map, samples, standard deviation of the noise
+    ((1, 1, 1), 0, 20_000, 1.0),
+    ((1, 1, 1), 1, 20_000, 1.0),
+    ((5, 3, 5), 0, 20_000, 1.0),
+    ((4, 3, 4), 1, 10_000, 1.0),
+    ((6, 4, 6), 2, 50_000, 1.0),
+    ((8, 5, 3), 2, 20_000, 1.0),
+    ((2, 2, 2, 2), 0, 10_000, 0.0),
+    ((3, 3, 3, 3), 1, 20_000, 1.0),
+    ((5, 4, 4, 5), 2, 30_000, 0.0),
+    ((4, 4, 4, 4, 4), 1, 10_000, 1.0),
+)
+FACTORIZATIONS = (  # rows and columns, rank of the true matrix, width of the model, samples
+    ((8, 6), 1, 2, 10_000),
+    ((12, 10), 2, 3, 20_000),
+    ((10, 10), 0, 2, 30_000),
+)
 
 
 @cache
@@ -45,7 +63,11 @@ def singular_regressions() -> tuple[KnownCase, ...]:
     ``asymptotic`` is λ at the true parameters as n → ∞; at finite n noise in the targets moves λ̂
     by terms of order 1/ln n, to above λ too.
     """
-    return (*_linear_networks(), *_factorizations(), *_small_networks())
+    return (
+        *(_linear_network(*shape) for shape in LINEAR_NETWORKS),
+        *(_factorization(*shape) for shape in FACTORIZATIONS),
+        *_small_networks(),
+    )
 
 
 def half_squared_error(output: Tensor, target: Tensor) -> Tensor:
@@ -53,71 +75,46 @@ def half_squared_error(output: Tensor, target: Tensor) -> Tensor:
     return 0.5 * (target - output).square().flatten(1).sum(dim=1).mean()
 
 
-def _linear_networks() -> list[KnownCase]:
-    """y = Tx + noise with T of rank r, at the balanced weights of least loss."""
-    return [
-        _linear_network((1, 1, 1), 0, 20_000, noise=1.0),
-        _linear_network((1, 1, 1), 1, 20_000, noise=1.0),
-        _linear_network((5, 3, 5), 0, 20_000, noise=1.0),
-        _linear_network((4, 3, 4), 1, 10_000, noise=1.0),
-        _linear_network((6, 4, 6), 2, 50_000, noise=1.0),
-        _linear_network((8, 5, 3), 2, 20_000, noise=1.0),
-        _linear_network((2, 2, 2, 2), 0, 10_000, noise=0.0),
-        _linear_network((3, 3, 3, 3), 1, 20_000, noise=1.0),
-        _linear_network((5, 4, 4, 5), 2, 30_000, noise=0.0),
-        _linear_network((4, 4, 4, 4, 4), 1, 10_000, noise=1.0),
-    ]
-
-
-@dataclass(frozen=True)
-class _LinearData:
-    """Data of a linear regression, the statistics that decide its loss, and the layers at w*."""
-
-    x: Tensor
-    y: Tensor
-    inputs: Tensor
-    target: Tensor
-    centre: tuple[Tensor, ...]
-
-
 def _linear_network(widths: tuple[int, ...], rank: int, samples: int, noise: float) -> KnownCase:
+    """y = Tx + noise with T of rank r, at the balanced weights of least loss."""
     kind = "noisy" if noise else "exact"
     name = f"data-linear-{'-'.join(map(str, widths))}-r{rank}-{kind}"
     data = partial(_linear_data, name, widths, rank, samples, noise)
 
     def make() -> Problem:
-        given = data()
+        pairs, _, centre = data()
         with torch.device("meta"):  # initialisation would draw from the global generator
             layers = [nn.Linear(low, high, bias=False) for low, high in pairwise(widths)]
         model = nn.Sequential(*layers)
-        weights = {f"{index}.weight": w.float() for index, w in enumerate(given.centre)}
+        weights = {f"{index}.weight": w.float() for index, w in enumerate(centre)}
         model.load_state_dict(weights, assign=True)
-        return Problem(model, half_squared_error, (given.x, given.y))
+        return Problem(model, half_squared_error, pairs)
 
     @cache
     def truth(nbeta: float, localization: float) -> Estimate:
-        given = data()
-        statistics = given.centre, given.inputs, given.target
-        return _mixed(partial(linear_network_expectation, *statistics, nbeta, localization))
+        _, statistics, centre = data()
+        settings = centre, *statistics, nbeta, localization
+        return _sweep_until_mixed(partial(linear_network_expectation, *settings))
 
-    asymptotic = float(deep_linear(widths, rank))
-    return KnownCase(name, make, truth, asymptotic)
+    return KnownCase(name, make, truth, float(deep_linear(widths, rank)))
 
 
-def _mixed(expectation: Callable[[int], Estimate]) -> Estimate:
+def _sweep_until_mixed(expectation: Callable[[int], Estimate]) -> Estimate:
     """Run more sweeps only where the chains do not agree."""
     for sweeps in SWEEPS:
-        found = expectation(sweeps)
-        if found.status.ok:
+        estimate = expectation(sweeps)
+        if estimate.status.ok:
             break
-    return found
+    return estimate
 
 
 @cache
 def _linear_data(
     name: str, widths: tuple[int, ...], rank: int, samples: int, noise: float
-) -> _LinearData:
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, ...]]:
     """Draw inputs of unequal variance and the targets; solve for the minimiser in closed form.
+
+    Returns the data (x, y), the statistics (C, T) that decide the loss, and the layers at w*.
 
     With C = (xᵀx/n)^½ the loss is ½‖MC − T‖² plus a constant, where T = (yᵀx/n)·C⁻¹ and M is the
     product of the layers. Its minimiser over all M of the rank that the network allows is the
@@ -139,7 +136,7 @@ def _linear_data(
     u, s, v = torch.linalg.svd(target, full_matrices=False)
     keep = min(widths) if noise else rank
     product = (u[:, :keep] * s[:keep]) @ v[:keep] @ inverse
-    return _LinearData(x, y, inputs, target, _balanced_layers(product, keep, widths, rng))
+    return (x, y), (inputs, target), _balanced_layers(product, keep, widths, rng)
 
 
 def _balanced_layers(
@@ -159,15 +156,6 @@ def _orthogonal(size: int, rng: torch.Generator) -> Tensor:
     return q
 
 
-def _factorizations() -> list[KnownCase]:
-    """Noisy entries of a matrix of rank r, some seen more often, and u_i·v_j of width h."""
-    return [
-        _factorization((8, 6), 1, 2, 10_000),
-        _factorization((12, 10), 2, 3, 20_000),
-        _factorization((10, 10), 0, 2, 30_000),
-    ]
-
-
 class MatrixFactors(nn.Module):
     """The model u_i·v_j of rows and columns (i, j), given as integers (batch, 2)."""
 
@@ -182,39 +170,34 @@ class MatrixFactors(nn.Module):
         return torch.sum(u * v, dim=1, keepdim=True)
 
 
-@dataclass(frozen=True)
-class _Entries:
-    """Observed entries of a matrix, their shares and means by place, and the factors at w*."""
-
-    entries: Tensor
-    values: Tensor
-    shares: Tensor
-    means: Tensor
-    centre: tuple[Tensor, Tensor]
-
-
 def _factorization(shape: tuple[int, int], rank: int, width: int, samples: int) -> KnownCase:
+    """Noisy entries of a matrix of rank r, some seen more often, and u_i·v_j of width h."""
     name = f"data-factors-{shape[0]}x{shape[1]}-r{rank}-h{width}"
     data = partial(_entries, name, shape, rank, width, samples)
 
     def make() -> Problem:
-        given = data()
-        model = MatrixFactors(*(factor.float() for factor in given.centre))
-        return Problem(model, half_squared_error, (given.entries, given.values))
+        pairs, _, centre = data()
+        model = MatrixFactors(*(factor.float() for factor in centre))
+        return Problem(model, half_squared_error, pairs)
 
     @cache
     def truth(nbeta: float, localization: float) -> Estimate:
-        given = data()
-        statistics = given.centre, given.shares, given.means
-        return _mixed(partial(factorization_expectation, *statistics, nbeta, localization))
+        _, statistics, centre = data()
+        settings = centre, *statistics, nbeta, localization
+        return _sweep_until_mixed(partial(factorization_expectation, *settings))
 
     asymptotic = float(deep_linear((shape[1], width, shape[0]), rank))
     return KnownCase(name, make, truth, asymptotic)
 
 
 @cache
-def _entries(name: str, shape: tuple[int, int], rank: int, width: int, samples: int) -> _Entries:
-    """Draw entries, some rows and columns more often, and solve for the minimiser."""
+def _entries(
+    name: str, shape: tuple[int, int], rank: int, width: int, samples: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Draw entries, some rows and columns more often, and solve for the minimiser.
+
+    Returns the entries with their values, their shares and means by place, and the factors at w*.
+    """
     rng = generator(0, name)
     rows, columns = shape
     odds = torch.outer(*(torch.from_numpy(np.geomspace(1.0, 0.4, size)) for size in shape))
@@ -229,7 +212,7 @@ def _entries(name: str, shape: tuple[int, int], rank: int, width: int, samples: 
     shares = (counts / samples).view(shape)
     entries = torch.stack([places // columns, places % columns], dim=1)
     centre = _least_factors(shares, means, width)
-    return _Entries(entries, values.float().unsqueeze(1), shares, means, centre)
+    return (entries, values.float().unsqueeze(1)), (shares, means), centre
 
 
 def _least_factors(shares: Tensor, means: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -60,12 +60,9 @@ class Comparison(Result):
     @property
     def relative_error(self) -> float:
         """(estimate − truth)/|truth|."""
-        difference = float(self.estimate) - float(self.truth)
-        return (
-            difference / abs(float(self.truth))
-            if float(self.truth)
-            else math.copysign(math.inf, difference)
-        )
+        truth = float(self.truth)
+        difference = float(self.estimate) - truth
+        return difference / abs(truth) if truth else math.copysign(math.inf, difference)
 
     @property
     def stderr(self) -> float:
@@ -168,15 +165,15 @@ def verify(
     case is written there at once, and a later call runs only what is missing.
     """
     require_count(seed, "seed", least=0)
-    chosen = list(_suite(quick) if cases is None else cases)
+    if cases is None:
+        from lambdahat.singular.known_cases import suite
+
+        cases = suite(quick)
+    chosen = list(cases)
     require(bool(chosen), "cases", "hold at least one case", "none")
     names = [case.name for case in chosen]
-    require(
-        len({_file_name(name) for name in names}) == len(names),
-        "cases",
-        "have names that differ",
-        names,
-    )
+    apart = len({_file_name(name) for name in names}) == len(names)
+    require(apart, "cases", "have names that differ", names)
     rows = []
     for done, case in enumerate(chosen):
         report("verify", done, len(chosen))
@@ -194,12 +191,6 @@ def verify(
     return found
 
 
-def _suite(quick: bool) -> Sequence[KnownCase]:
-    from lambdahat.singular.known_cases import suite
-
-    return suite(quick)
-
-
 def compare(case: KnownCase, seed: int = 0) -> Comparison:
     """Run one case."""
     start, problem = time.perf_counter(), case.make()
@@ -215,9 +206,8 @@ def compare(case: KnownCase, seed: int = 0) -> Comparison:
 
 def _mark(problem: Problem) -> str:
     """A digest of all that a problem is made of."""
-    return digest(
-        repr([value for name, value in problem.identity().items() if name != "behaviour"]).encode()
-    )[:32]
+    parts = [value for name, value in problem.identity().items() if name != "behaviour"]
+    return digest(repr(parts).encode())[:32]
 
 
 def _file_name(name: str) -> str:
@@ -235,12 +225,8 @@ def _finished(path: Path, seed: int, case: KnownCase) -> Comparison | None:
     except Damaged as error:
         warnings.warn(f"{error}: running {case.name} again", RuntimeWarning, stacklevel=3)
         return None
-    require(
-        row.seed == seed,
-        "folder",
-        f"hold cases of this run, with seed = {seed}",
-        f"{path} with seed = {row.seed}",
-        "choose another folder, or delete this one",
-    )
+    expected, got = f"hold cases of this run, with seed = {seed}", f"{path} with seed = {row.seed}"
+    cure = "choose another folder, or delete this one"
+    require(row.seed == seed, "folder", expected, got, cure)
     # another problem of the same name has not been run
     return row if row.problem == _mark(case.make()) else None

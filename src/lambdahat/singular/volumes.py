@@ -106,16 +106,13 @@ def volume_scaling(
     require_count(multiplicity, "multiplicity")
     need, budget = HELD * POPULATIONS * size * problem.num_parameters * 8, problem.memory
     room = free_memory(problem.device) if budget is None else int((1 - PASS) * budget)
-    name = "samples" if budget is None else "memory"
-    require(
-        need <= room,
-        name,
-        f"leave room for {POPULATIONS * size:,} points, {need:,} bytes",
-        f"{room:,} bytes for them",
-        "lower samples, or choose fewer parameters",
-    )
+    name, got = "samples" if budget is None else "memory", f"{room:,} bytes for them"
+    expected = f"leave room for {POPULATIONS * size:,} points, {need:,} bytes"
+    require(need <= room, name, expected, got, "lower samples, or choose fewer parameters")
     cloud = _Cloud(problem, radius, size, seed)
-    log_volumes, log_levels = [-1.0 / size], [cloud.largest()]
+    # the largest finite excess of each population
+    largest = cloud.excess.masked_fill(cloud.excess.isinf(), 0.0).max(dim=1).values
+    log_volumes, log_levels = [-1.0 / size], [largest]
     for level in range(1, levels + 1):
         thresholds = cloud.halve()
         if not bool((thresholds > cloud.floor).all()):
@@ -124,21 +121,13 @@ def volume_scaling(
         log_levels.append(thresholds)
         cloud.move(thresholds)
         report("volume scaling", level, levels)
-    volumes = np.array(log_volumes)
-    seen = (
-        torch.stack(log_levels, dim=1)
-        .clamp_min(torch.finfo(torch.float64).tiny)
-        .log()
-        .cpu()
-        .numpy()
-    )
-    status = (
-        Status.NOT_A_MINIMUM
-        if cloud.lowest < -cloud.floor
-        else _verdict(volumes, seen, multiplicity)
-    )
-    slope = _slope(volumes, seen, multiplicity, cloud.cost, status)
-    return VolumeScaling(slope, volumes, seen, multiplicity, radius, cloud.cost, status)
+    volumes, tiny = np.array(log_volumes), torch.finfo(torch.float64).tiny
+    seen = torch.stack(log_levels, dim=1).clamp_min(tiny).log().cpu().numpy()
+    status, cost = _verdict(volumes, seen, multiplicity), cloud.measure.calls
+    if cloud.lowest < -cloud.floor:
+        status = Status.NOT_A_MINIMUM
+    slope = _slope(volumes, seen, multiplicity, cost, status)
+    return VolumeScaling(slope, volumes, seen, multiplicity, radius, cost, status)
 
 
 def _slope(
@@ -257,23 +246,19 @@ class _Cloud:
 
     def __init__(self, problem: Problem, radius: float, size: int, seed: int) -> None:
         self.radius, self.rng, self.device = radius, generator(seed, "volumes"), problem.device
-        self.measure = _Excess(problem)
-        self.points = self._ball(POPULATIONS, size, problem.num_parameters)
-        self.excess = self.measure(self.points.flatten(0, 1)).view(POPULATIONS, size)
-        self.dropped = self.points
+        self.measure, dim = _Excess(problem), problem.num_parameters
+        shape = POPULATIONS, size
+        directions = torch.nn.functional.normalize(self._normal(*shape, dim), dim=-1)
+        lengths: Tensor = radius * self._uniform(*shape, 1) ** (1 / dim)
+        self.points = self.dropped = lengths * directions
+        self.excess = self.measure(self.points.flatten(0, 1)).view(shape)
         self.lowest = float(self.excess.min())
-        self.floor = self._rounding()
+        # the excess that rounding of the loss or of w* makes by itself
+        centre, real = self.measure.centre, torch.finfo(self.measure.centre.dtype)
+        shaken = float(self.measure(centre * real.eps * self._normal(8, dim)).abs().max())
+        self.floor = max(32 * real.eps * abs(self.measure.baseline), 32 * shaken, real.tiny)
         self.proposals = (self._along_axes, self._anywhere, self._between_dropped)
         self.windows = [_Window(2 * radius), _Window(2 * radius), _Window(2.0)]
-
-    @property
-    def cost(self) -> int:
-        """Losses over the whole data so far."""
-        return self.measure.calls
-
-    def largest(self) -> Tensor:
-        """The largest finite excess of each population, (populations,)."""
-        return self.excess.masked_fill(self.excess.isinf(), 0.0).max(dim=1).values
 
     def halve(self) -> Tensor:
         """Keep the lower half of each population, twice; the lowest excess of the other half is
@@ -288,36 +273,30 @@ class _Cloud:
         return ordered.values[:, half]
 
     def move(self, thresholds: Tensor) -> None:
-        """Metropolis steps of many lengths within the level sets, of each kind in turn."""
+        """Metropolis steps of many lengths within the level sets, of each kind in turn.
+
+        Points move whose trial lies in the ball and below the level; outside no loss is computed.
+        """
         for _ in range(TRIALS + TRIALS_PER_PARAMETER * self.points.shape[-1]):
             for propose, window in zip(self.proposals, self.windows, strict=True):
                 lengths = window.draw(self._uniform(*self.excess.shape, 1))
                 trial = self.points + lengths * propose()
-                accepted = self._accept(trial, thresholds)
+                accepted = trial.square().sum(-1) < self.radius**2
+                measured = self.measure(trial[accepted])
+                below = measured < thresholds.unsqueeze(-1).expand_as(accepted)[accepted]
+                accepted[accepted.clone()] = below
+                self.points[accepted], self.excess[accepted] = trial[accepted], measured[below]
                 window.learn(lengths, accepted)
         for window in self.windows:
             window.adapt()
         self.lowest = min(self.lowest, float(self.excess.min()))
 
-    def _accept(self, trial: Tensor, thresholds: Tensor) -> Tensor:
-        """Move the points whose trial lies in the ball and below the level; outside no loss is
-        computed.
-        """
-        accepted = trial.square().sum(-1) < self.radius**2
-        measured = self.measure(trial[accepted])
-        below = measured < thresholds.unsqueeze(-1).expand_as(accepted)[accepted]
-        accepted[accepted.clone()] = below
-        self.points[accepted], self.excess[accepted] = trial[accepted], measured[below]
-        return accepted
-
     def _along_axes(self) -> Tensor:
         """A coordinate for each point, up or down."""
-        axis = torch.randint(self.points.shape[-1], (*self.excess.shape, 1), generator=self.rng).to(
-            self.device
-        )
-        return torch.zeros_like(self.points).scatter_(
-            2, axis, (self._uniform(*axis.shape) - 0.5).sign()
-        )
+        shape = *self.excess.shape, 1
+        axis = torch.randint(self.points.shape[-1], shape, generator=self.rng).to(self.device)
+        signs = (self._uniform(*shape) - 0.5).sign()
+        return torch.zeros_like(self.points).scatter_(2, axis, signs)
 
     def _anywhere(self) -> Tensor:
         """A direction uniform on the sphere."""
@@ -332,21 +311,6 @@ class _Cloud:
             torch.randint(low, len(pool), self.excess.shape, generator=self.rng) for low in (0, 1)
         )
         return pool[pick.to(self.device)] - pool[((pick + apart) % len(pool)).to(self.device)]
-
-    def _rounding(self) -> float:
-        """The excess that rounding of the loss or of w* makes by itself."""
-        real = torch.finfo(self.measure.centre.dtype)
-        shaken = self.measure.centre * real.eps * self._normal(8, self.measure.centre.numel())
-        return max(
-            32 * real.eps * abs(self.measure.baseline),
-            32 * float(self.measure(shaken).abs().max()),
-            real.tiny,
-        )
-
-    def _ball(self, populations: int, size: int, dim: int) -> Tensor:
-        directions = torch.nn.functional.normalize(self._normal(populations, size, dim), dim=-1)
-        lengths: Tensor = self.radius * self._uniform(populations, size, 1) ** (1 / dim)
-        return lengths * directions
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.rng, dtype=torch.float64).to(self.device)

@@ -133,7 +133,6 @@ def test_the_room_decides_between_one_by_one_together_and_recorded():
 def test_without_a_budget_all_chains_are_probed_together():
     assert demand(None).together() - demand(60).together() == pytest.approx((CHAINS - 1) * 13 * ROW)
     assert demand(None).together_fits(recorded=True)
-    demand(None).require_one_by_one()  # refuses nothing
 
 
 @pytest.mark.parametrize(

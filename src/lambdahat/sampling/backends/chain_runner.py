@@ -221,7 +221,7 @@ def on_batches(
     parts: int = 1,
 ) -> LossAndGradient:
     """Losses and gradients on the batches drawn, in ``parts`` pieces where memory is short."""
-    if source.whole and parts == 1 and len(gradients.problem.batches) == 1:
+    if source.whole is not None and parts == 1 and len(gradients.problem.batches) == 1:
         return gradients.only_batch(positions)  # without a copy of the data
     losses, total = None, None
     for piece in index.chunk(parts, dim=1):
@@ -290,7 +290,12 @@ class ChainSetup:
 
 
 class Runner:
-    """Chains of one kernel on one problem, advanced together in this process."""
+    """Chains of one kernel on one problem, advanced together in this process.
+
+    ``traces`` names what every step tells: loss, loss at the centre on the same batch, distance
+    from it, acceptance; with forces ‖S∇U‖², the virial, and work and heat, or of trajectories the
+    mean loss. ``batch_size`` is the number of samples of a step.
+    """
 
     def __init__(
         self,
@@ -304,6 +309,10 @@ class Runner:
         self.chains = tuple(chains)
         self.rng = Streams(self.plan.seed, self.chains, self.problem.device)
         self.source = None if ground.source is None else ground.source.rewound_copy()
+        self.batch_size = self.problem.num_samples if self.source is None else self.source.size
+        self.traces: tuple[str, ...] = TRACES
+        if self.plan.forces:
+            self.traces = *TRACES, *FORCES, *(TRAJECTORIES if kernel.exact else STEPS)
         self.state = kernel.init(self.centre.expand(len(self.chains), -1), self.centre)
         # of each chain: on a batch, or on the whole data for an exact kernel
         self.gradients_spent = 0
@@ -327,21 +336,6 @@ class Runner:
     def steps(self) -> int:
         """Steps of each chain since all were last put at the centre."""
         return self.state.steps
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in the batch of a step."""
-        return self.problem.num_samples if self.source is None else self.source.size
-
-    @property
-    def traces(self) -> tuple[str, ...]:
-        """The names of what every step tells: loss, loss at the centre on the same batch, distance
-        from it, acceptance; with forces ‖S∇U‖², the virial, and work and heat, or of trajectories
-        the mean loss.
-        """
-        if not self.plan.forces:
-            return TRACES
-        return (*TRACES, *FORCES, *(TRAJECTORIES if self.kernel.exact else STEPS))
 
     def retune(self, kernel: Kernel) -> None:
         """Continue with other settings from the present positions."""
@@ -379,6 +373,7 @@ class Runner:
         assert self.source is not None
         self.plan = replace(self.plan, batch_size=batch_size, accumulate=accumulate)
         self.source.resize(batch_size)
+        self.batch_size = batch_size
 
     def noise(self, batches: int) -> Record:
         """Measure what batches add by chance where the chains are, without moving them; each entry
@@ -391,7 +386,7 @@ class Runner:
         """
         count, source, position = len(self.chains), self.source, self.state.position
         zeros = torch.zeros(count, dtype=torch.float64)
-        if source is None or source.whole:
+        if source is None or source.whole is not None:
             return {"trace": zeros, "energy": zeros, "tied": zeros}
         energies, works, pulls = [], [], []
         total, squares = torch.zeros_like(position), zeros.to(self.problem.device)
@@ -424,7 +419,7 @@ class Runner:
         source, position, seen = self.source, self.state.position, []
         gamma: Any = self.kernel.localization
         with self.gradients.context():
-            for _ in range(2 if source is not None and not source.whole else 1):
+            for _ in range(2 if source is not None and source.whole is None else 1):
                 if source is None:
                     _, gradient = full_data(self.gradients, position)
                 else:

@@ -30,13 +30,13 @@ class Minibatches:
     Else (norm="train", ignored targets, streamed data) it is one of the problem's own batches,
     drawn with the probability of its weight. ``shared`` gives all chains the same batch. A batch of
     n samples is the whole data, the same at every step, and so is any batch of a problem without
-    data.
+    data: ``whole`` is then its index, else None.
     """
 
     def __init__(self, problem: Problem, batch_size: int | None, shared: bool, seed: int) -> None:
         self.problem, self._seed, self._asked_to_share = problem, seed, shared
         self._room: list[Tensor] = []
-        self._whole: Tensor | None = None
+        self.whole: Tensor | None = None
         self._common = Streams(seed, [-1], problem.device)
         data, sizes = _columns(problem), problem.batches.sizes
         self.by_sample = data is not None
@@ -46,7 +46,7 @@ class Minibatches:
             most = problem.num_samples
             self.resize(min(batch_size or DEFAULT_BATCH, most) if some else most)
             if not some:  # all samples are alike
-                self._whole = torch.arange(1, device=problem.device)
+                self.whole = torch.arange(1, device=problem.device)
             return
         expected = "be left out where batches cannot be drawn sample by sample"
         cure = f"the problem's own batches, of {sizes[0]} samples, are used"
@@ -70,14 +70,9 @@ class Minibatches:
 
     def resize(self, size: int) -> None:
         """Draw so many samples from now on; all of them are the whole data."""
-        self.size, self.shared, self._whole = size, self._asked_to_share, None
+        self.size, self.shared, self.whole = size, self._asked_to_share, None
         if size == self.problem.num_samples:
-            self.shared, self._whole = True, torch.arange(size, device=self.problem.device)
-
-    @property
-    def whole(self) -> bool:
-        """Whether a batch is the whole data, the same at every step."""
-        return self._whole is not None
+            self.shared, self.whole = True, torch.arange(size, device=self.problem.device)
 
     @property
     def generators(self) -> list[torch.Generator]:
@@ -86,8 +81,8 @@ class Minibatches:
 
     def draw(self, rng: Streams, chains: int) -> Tensor:
         """Which samples each chain sees, (chains, batch_size), or which batch, (chains, 1)."""
-        if self._whole is not None:
-            return self._whole.expand(chains, -1)
+        if self.whole is not None:
+            return self.whole.expand(chains, -1)
         rng, rows = (self._common, 1) if self.shared else (rng, chains)
         choices = len(self.centre_losses)  # samples, or batches
         if self.by_sample:

@@ -62,24 +62,24 @@ class HMC(Kernel):
         return count, math.sqrt(self.step_size) * self.jitter ** ((step + 1) * ROOT % 1.0)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        evaluations = self._prepare(state, evaluate)
-        start = _Point(
-            state.position,
-            state.position - state.centre,
-            state.memory["loss"],
-            state.memory["force"],
-        )
+        evaluations = 0
+        if "loss" not in state.memory:
+            point, evaluations = self._evaluate(state.position, state.centre, evaluate), 1
+            state.memory["loss"], state.memory["force"] = point.loss.clone(), point.force.clone()
+        loss, force = state.memory["loss"], state.memory["force"]
+        start = _Point(state.position, state.position - state.centre, loss, force)
         momentum = rng.normal_(torch.empty_like(start.position))
         energy = self._energy(start, momentum)
         count, length = self.trajectory(state.steps)
         now, means = start, _Means(start) if state.forces else None
         for _ in range(count):
             momentum = momentum.sub(self.scaled_force(now.force), alpha=length / 2)
-            now = self._evaluate(
-                now.position.add(self.scaled(momentum), alpha=length), state.centre, evaluate
-            )
+            position = now.position.add(self.scaled(momentum), alpha=length)
+            now = self._evaluate(position, state.centre, evaluate)
             momentum.sub_(self.scaled_force(now.force), alpha=length / 2)
-            acceptance = _acceptance(energy - self._energy(now, momentum))
+            # min(1, exp(−ΔH)), 0 where it is not a number
+            fall = (energy - self._energy(now, momentum)).clamp(max=0.0)
+            acceptance = torch.exp(fall).nan_to_num(nan=0.0)
             if means is not None:
                 means.add(now, acceptance)
         accepted = rng.uniform(max(energy.numel(), 1), energy.dtype).view_as(energy) < acceptance
@@ -97,14 +97,6 @@ class HMC(Kernel):
             )
         return state, info
 
-    def _prepare(self, state: State, evaluate: Evaluate) -> int:
-        """The loss and force where the chains are; 1 if they had to be evaluated."""
-        if "loss" in state.memory:
-            return 0
-        point = self._evaluate(state.position, state.centre, evaluate)
-        state.memory["loss"], state.memory["force"] = point.loss.clone(), point.force.clone()
-        return 1
-
     def _evaluate(self, position: Tensor, centre: Tensor, evaluate: Evaluate) -> _Point:
         loss, gradient = evaluate(position)
         away = position - centre
@@ -114,9 +106,8 @@ class HMC(Kernel):
     def _energy(self, point: _Point, momentum: Tensor) -> Tensor:
         """H = U(w) + ½‖p‖² in float64, p the momentum in the coordinates S⁻¹w."""
         gamma: Any = self.localization
-        return self.nbeta * point.loss.double() + 0.5 * (
-            _squares(point.away, gamma) + _squares(momentum)
-        )
+        kinetic = 0.5 * (_squares(point.away, gamma) + _squares(momentum))
+        return self.nbeta * point.loss.double() + kinetic
 
 
 class _Point(NamedTuple):
@@ -133,15 +124,12 @@ class _Means:
 
     def __init__(self, start: _Point) -> None:
         self._first = self._values(start)
-        self._sums, self._acceptances = (
-            torch.zeros_like(self._first),
-            torch.zeros_like(self._first[0]),
-        )
+        self._sums = torch.zeros_like(self._first)
+        self._acceptances = torch.zeros_like(self._first[0])
 
     def _values(self, point: _Point) -> Tensor:
-        return torch.stack(
-            [point.loss.double(), torch.linalg.vecdot(point.away, point.force).double()]
-        )
+        virial = torch.linalg.vecdot(point.away, point.force)
+        return torch.stack([point.loss.double(), virial.double()])
 
     def add(self, point: _Point, acceptance: Tensor) -> None:
         """One more point, with its probability."""
@@ -166,11 +154,6 @@ def _squares(vectors: Tensor, weights: Tensor | float = 1.0) -> Tensor:
         parts.append(torch.linalg.vecdot(weighted, run))
     total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
     return total if isinstance(weights, Tensor) else weights * total
-
-
-def _acceptance(fall: Tensor) -> Tensor:
-    """min(1, exp(−ΔH)) for a fall −ΔH of the energy, 0 where it is not a number."""
-    return torch.exp(fall.clamp(max=0.0)).nan_to_num(nan=0.0)
 
 
 @register("mala")

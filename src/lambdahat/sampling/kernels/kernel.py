@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import describe, require
+from lambdahat._core.check import describe, message, require
 from lambdahat._core.rng import generator
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -121,11 +121,10 @@ class KroneckerScale:
     @property
     def products(self) -> int:
         """Multiplications of one application to a vector, for the forecast of its cost."""
-        pairs = zip(self.shapes, self.rows, self.columns, strict=True)
-        return sum(
-            h * w * ((left is not None) * h + (right is not None) * w)
-            for (h, w), left, right in pairs
-        )
+        total = 0
+        for (height, width), left, right in zip(self.shapes, self.rows, self.columns, strict=True):
+            total += height * width * ((left is not None) * height + (right is not None) * width)
+        return total
 
 
 Scale = Tensor | KroneckerScale
@@ -233,20 +232,14 @@ class Kernel(ABC):
         scale = self.scale
         if scale is None or isinstance(scale, KroneckerScale):
             return
-        require(
-            isinstance(scale, Tensor), "scale", "be a tensor (P,) or (P, P)", scale, "", TypeError
-        )
+        tensor = isinstance(scale, Tensor)
+        require(tensor, "scale", "be a tensor (P,) or (P, P)", scale, "", TypeError)
         square = scale.ndim == 2 and scale.shape[0] == scale.shape[1]
         require(scale.ndim == 1 or square, "scale", "have shape (P,) or (P, P)", scale)
         require(bool(scale.isfinite().all()), "scale", "be finite", "NaN or infinity in it")
         fine = torch.allclose(scale, scale.T, rtol=1e-4) if square else bool((scale != 0).all())
-        require(
-            fine,
-            "scale",
-            "be symmetric" if square else "have no zeros",
-            scale,
-            "S and S² must keep all directions",
-        )
+        expected = "be symmetric" if square else "have no zeros"
+        require(fine, "scale", expected, scale, "S and S² must keep all directions")
 
     def gamma(self, reduce: Callable[[Tensor], Tensor] = torch.mean) -> float:
         """γ as one number: of a γ for each parameter the mean, or as ``reduce`` says."""
@@ -265,17 +258,12 @@ class Kernel(ABC):
         """Chains at ``theta``, (chains, P) or (P,), tied to ``centre`` (by default where they
         start; one for all).
         """
-        require(
-            not isinstance(self.localization, Mapping),
-            "localization",
-            "be a number or a tensor (P,) in a kernel that is stepped by hand",
-            describe(self.localization),
-            "lh.sample knows the names",
-        )
+        if isinstance(self.localization, Mapping):
+            expected = "be a number or a tensor (P,) in a kernel that is stepped by hand"
+            got, cure = describe(self.localization), "lh.sample knows the names"
+            raise ValueError(message("localization", expected, got, cure))
         tied = theta if centre is None else centre
-        if tied.ndim > 1:
-            tied = tied[0]
-        return State(theta.detach().clone(), tied.detach().clone())
+        return State(theta.detach().clone(), (tied[0] if tied.ndim > 1 else tied).detach().clone())
 
     def resume(self, state: State, step_size: float) -> None:  # noqa: B027
         """Adapt a state that the same kernel left with another step size; most need not."""
@@ -368,10 +356,8 @@ class Kernel(ABC):
         gamma = self.localization
         if isinstance(gamma, Tensor):
             pulled = away * gamma
-            tie, pull = (
-                torch.linalg.vecdot(pulled, away),
-                factor * torch.linalg.vecdot(pulled, force),
-            )
+            tie = torch.linalg.vecdot(pulled, away)
+            pull = factor * torch.linalg.vecdot(pulled, force)
         else:
             tie, pull = float(gamma) * info.distance.square(), float(gamma) * virial  # type: ignore[arg-type]
         return info._replace(virial=virial, work=virial - tie, heat=info.force_square - pull)
@@ -386,11 +372,9 @@ class Kernel(ABC):
 
     def scaled_force(self, vectors: Tensor) -> Tensor:
         """Sᵀ v for each row: a force in the coordinates S⁻¹w."""
-        return (
-            self.scale.transposed(vectors)
-            if isinstance(self.scale, KroneckerScale)
-            else self.scaled(vectors)
-        )
+        if isinstance(self.scale, KroneckerScale):
+            return self.scale.transposed(vectors)
+        return self.scaled(vectors)
 
     def noise(self, state: State, rng: Streams) -> Tensor:
         """S ξ with ξ standard normal, in the buffer that the state keeps."""
@@ -420,27 +404,19 @@ def require_localization(localization: Any) -> None:
     """γ must be a number, a tensor or a mapping of parameter names to numbers, none of them
     negative.
     """
-    text = "be a number, a tensor (P,), or a dict of parameter names or globs to numbers"
     if isinstance(localization, Tensor):
-        fine = (
-            localization.ndim == 1
-            and bool((localization >= 0).all())
-            and bool(localization.isfinite().all())
+        fine = localization.ndim == 1 and bool(
+            ((localization >= 0) & localization.isfinite()).all()
         )
-        require(
-            fine, "localization", "be a vector (P,) of finite numbers of at least 0", localization
-        )
+        expected = "be a vector (P,) of finite numbers of at least 0"
+        require(fine, "localization", expected, localization)
         return
     named = isinstance(localization, Mapping)
     values = list(localization.values()) if named else [localization]
     real = all(isinstance(value, numbers.Real) and not isinstance(value, bool) for value in values)
     names = not named or all(isinstance(name, str) for name in localization)
-    require(
-        real and names and bool(values),
-        "localization",
-        text,
-        describe(localization),
-        error=TypeError,
-    )
+    fine, got = real and names and bool(values), describe(localization)
+    expected = "be a number, a tensor (P,), or a dict of parameter names or globs to numbers"
+    require(fine, "localization", expected, got, error=TypeError)
     fine = all(0 <= value < math.inf for value in values)
-    require(fine, "localization", "be finite and at least 0", describe(localization))
+    require(fine, "localization", "be finite and at least 0", got)

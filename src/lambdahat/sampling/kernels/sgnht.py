@@ -48,12 +48,8 @@ class SGNHT(Kernel):
         require_share(self.diffusion, "diffusion")
         if self.friction is not None:
             require_share(self.friction, "friction")
-        require(
-            self.scale is None,
-            "scale",
-            "be left out: the thermostat knows one temperature only",
-            self.scale,
-        )
+        expected = "be left out: the thermostat knows one temperature only"
+        require(self.scale is None, "scale", expected, self.scale)
 
     @property
     def time_step(self) -> float:
@@ -62,12 +58,8 @@ class SGNHT(Kernel):
     def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
         diffusion = -math.expm1(-friction * step)
         # the friction starts where the noise of batches will hold it
-        return dataclasses.replace(
-            self,
-            step_size=2 * step**2,
-            diffusion=diffusion,
-            friction=min(diffusion + absorbed, 1.0),
-        )
+        start = min(diffusion + absorbed, 1.0)
+        return dataclasses.replace(self, step_size=2 * step**2, diffusion=diffusion, friction=start)
 
     def absorbed_friction(self, step: float, trace: float, parameters: int) -> float:
         return step**2 * trace / (2 * parameters)
