@@ -32,9 +32,7 @@ BLOCKS = 4  # of each chain: the errors have one degree of freedom less than the
 def diagnose(
     energies: Array, distances: Array, acceptance: float, bounded: NDArray[np.int64]
 ) -> Diagnostics:
-    """The diagnostics of energies nβ(L − L*), (chains, draws), over the chains that did not
-    diverge.
-    """
+    """The diagnostics of energies nβ(L − L*), (chains, draws), of chains that did not diverge."""
     diverged = np.logical_not((np.abs(energies) < HUGE).all(axis=1))
     kept = energies[~diverged]
     moving = kept.size > 0 and bool(np.ptp(kept) > 0)
@@ -57,9 +55,7 @@ def _ess(values: Array, method: str) -> float:
 
 
 def drift(energies: Array) -> Estimate:
-    """Mean of the last third of the draws less that of the first, with the standard error over
-    chains and blocks.
-    """
+    """Mean of the last third of the draws less that of the first, with its standard error."""
     chains, draws = energies.shape
     if chains == 0 or draws < 6:
         return Estimate(math.nan, math.nan)
@@ -71,9 +67,7 @@ def drift(energies: Array) -> Estimate:
 
 
 def standard_error(values: Array) -> float:
-    """The standard error of the mean of all values, (chains, draws), autocorrelation and spread
-    of chains included.
-    """
+    """Standard error of the mean of all values, (chains, draws), with autocorrelation."""
     if values.size < 2 or np.ptp(values) == 0:
         return 0.0
     if values.shape[1] >= 4:
@@ -99,9 +93,7 @@ def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
 
 
 def probed_alone(problem: Problem) -> bool:
-    """Whether the acceptance of chains is probed one by one: a step of MALA takes a dozen
-    vectors of a chain.
-    """
+    """Whether chains are probed one by one: a MALA step takes a dozen vectors of a chain."""
     return problem.memory is not None or problem.num_parameters > ALONE
 
 
@@ -177,9 +169,7 @@ class ChainReading:
 
 
 def read(chains: Chains, parameters: int, full: bool = False) -> ChainReading:
-    """λ̂ from the chains of any kernel, from the losses over the whole data if ``full``, else
-    from the paired ones.
-    """
+    """λ̂ from the chains of any kernel; from the losses over the whole data if ``full``."""
     seen = chains.full_energies if full else chains.energies
     energies = np.where(np.isfinite(seen), seen, np.nan)
     kept = energies[~np.isnan(energies).any(axis=1)]
@@ -220,9 +210,7 @@ def _from_trajectories(chains: Chains, parameters: int) -> ChainReading:
 
 
 def _subtract_virial(energies: Array, excess: Array, distances: Array) -> tuple[Array, bool]:
-    """The energies less their regression on the virial's excess over P, where that has settled
-    at 0; and whether.
-    """
+    """The energies less their regression on the virial's excess over P, if settled; and whether."""
     error = standard_error(excess)
     score = float(excess.mean()) / error if error > 0 else math.inf
     most, apart = CONTROL
@@ -265,9 +253,7 @@ class StepShares(NamedTuple):
 
 
 def loss_degree(work: Array, raw: float) -> float:
-    """The degree q of the loss around the centre, by E[(w − w*)·nβ∇L] = q·E[nβ(L − L*)]; 2 where
-    it is not known.
-    """
+    """The degree q of the loss around w*: E[(w − w*)·nβ∇L] = q·E[nβ(L − L*)]; 2 if unknown."""
     mean = float(work.mean())
     return float(np.clip(mean / raw, *DEGREES)) if raw > 0 and mean > 0 else 2.0
 
@@ -310,9 +296,7 @@ def step_shares(
 
 
 def _from_steps(chains: Chains, energies: Array, parameters: int) -> ChainReading:
-    """From kernels that never reject: what the steps add is taken off, and its uncertainty goes
-    into the error.
-    """
+    """From kernels that never reject: the bias of the steps is taken off."""
     fine = np.isfinite(energies).all(axis=1)
     raw, bias = float(energies[fine].mean()), step_bias(chains)
     kept, controlled = energies[fine], False
@@ -349,9 +333,7 @@ def degrees_of_freedom(chains: Chains) -> float:
 
 
 def combined_degrees(errors: Array, degrees: Array) -> float:
-    """The degrees of freedom of the root of a sum of squared independent ``errors`` (Welch
-    1947).
-    """
+    """Degrees of freedom of the root of a sum of squared independent errors (Welch 1947)."""
     squares = np.square(errors)
     shares = float((squares**2 / degrees).sum())
     return float(squares.sum()) ** 2 / shares if shares > 0 else math.inf
@@ -373,9 +355,7 @@ def _largest_error(values: Array, draws: Array) -> float:
 
 
 def blocked_error(values: Array) -> float:
-    """The standard error of the mean from blocks of √draws, in which the white noise of batches
-    hides nothing slow.
-    """
+    """Standard error of the mean from blocks of √draws, in which batch noise hides nothing slow."""
     count = values.shape[1] // max(math.isqrt(values.shape[1]), 1)
     return _largest_error(_blocks(values, count) if count >= 8 else values, values)
 

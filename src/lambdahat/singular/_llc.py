@@ -262,9 +262,7 @@ def _status(problem: Problem, run: SamplingRun) -> Status:
 
 
 def _below_centre(problem: Problem, run: SamplingRun) -> bool:
-    """Whether lower loss was found than at the centre: by the chains on average, for a while, or
-    along the gradient.
-    """
+    """Whether the chains, or a line search along the gradient, met lower loss than at w*."""
     chains, reading = run.chains, run.reading
     if reading.value + 2 * reading.stderr < 0:
         return True
@@ -485,9 +483,7 @@ def draw(
 
 
 def whole_is_cheap(problem: Problem) -> bool:
-    """Whether a gradient of the whole data costs little more than one of a batch, and the data
-    are in memory.
-    """
+    """Whether a gradient of the whole data, in memory, costs little more than of a batch."""
     if not problem.has_data:
         return True
     return (
@@ -508,9 +504,7 @@ def default_kernel(problem: Problem, step_size: float | None, batch_size: int | 
 
 
 def tempered(problem: Problem, nbeta: float, **settings: Any) -> SamplingRun:
-    """Chains at nβ and λ̂ read off them, with ``settings`` as for ``llc``; a kernel among these
-    must have that nβ.
-    """
+    """Chains at nβ with ``settings`` as for ``llc``; a kernel among these must have that nβ."""
     kernel = settings.get("kernel")
     if isinstance(kernel, Kernel):
         same, got = math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), f"one at {kernel.nbeta:.6g}"

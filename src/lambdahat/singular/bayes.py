@@ -125,9 +125,7 @@ def bayes_criteria(
 
 
 class _Rises:
-    """θ ↦ [exp(−δ), δ, δ²] of every sample, (3, n), δ = ℓ(θ) − ℓ(w*): small numbers, so that
-    nothing underflows.
-    """
+    """θ ↦ [exp(−δ), δ, δ²] of every sample, (3, n), δ = ℓ(θ) − ℓ(w*), which does not underflow."""
 
     def __init__(self, problem: Problem, name: str = "problem") -> None:
         cure = "WAIC and its kin compare samples"
@@ -142,9 +140,7 @@ class _Rises:
 
 
 def _criteria_of_draws(problem: Problem, sets: Sequence[_Rises], chains: Chains) -> BayesCriteria:
-    """The criteria from the parameters of draws, weighted where they were drawn at another
-    temperature.
-    """
+    """The criteria from draws, weighted where they are of another temperature."""
     parameters, count, size = chains.parameters, problem.num_samples, problem.num_parameters
     if parameters is None:
         cure = "sample with keep_parameters=True, or pass the number of chains"
@@ -232,9 +228,7 @@ def _criteria(
 
 
 def _over_samples(estimate: Estimate, by_sample: Array) -> Estimate:
-    """The estimate as one of the mean over all samples there could be: the error of so many is
-    added.
-    """
+    """The estimate as a mean over all possible samples: the error of so many is added."""
     count = len(by_sample)
     among = float(by_sample.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
     within = float(estimate.stderr)
@@ -350,9 +344,7 @@ def temperature_regression(
 def _runs(
     problem: Problem, nbetas: Array, seed: int, settings: Mapping[str, Any]
 ) -> tuple[list[SamplingRun], Array, Array, Array, int, Status]:
-    """Runs at every nβ: λ̂, its errors and their degrees of freedom, the cost, the first status
-    that is not CONVERGED.
-    """
+    """Runs at every nβ: λ̂, errors, degrees of freedom, cost, and the first bad status."""
     runs: list[SamplingRun] = []
     for number, nbeta in enumerate(nbetas):
         report("temperatures", number, len(nbetas))
@@ -473,9 +465,7 @@ def free_energy(
 def _prior_part(
     problem: Problem, localization: Localization, seed: int
 ) -> tuple[float, Estimate, float]:
-    """ln nβ₀, −ln E_φ exp(−nβ₀(L − L*)) and the effective number of draws in it, half of them
-    where β₀ < 1 allows.
-    """
+    """ln nβ₀, −ln E_φ exp(−nβ₀(L − L*)), and the effective number of prior draws in it."""
     centre = problem.vector
     gamma = torch.as_tensor(localization_tensor(localization, problem.space, centre)).to(centre)
     tied, cure = bool((gamma > 0).all()), "without it there is no prior to integrate over"

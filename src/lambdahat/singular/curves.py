@@ -344,9 +344,7 @@ class Sweep(Result):
 
     @property
     def nbeta(self) -> float:
-        """The inverse temperature at which ``llc`` found its ``coefficient``, at the sweep's
-        ``localization``.
-        """
+        """The inverse temperature at which ``llc`` found its ``coefficient``."""
         return self.chosen[1]
 
     def __getitem__(self, place: tuple[int, int]) -> Estimate:
@@ -421,9 +419,7 @@ def sweep(
 
 
 def cell(chains: Chains, num_parameters: int) -> Estimate:
-    """λ̂ of chains; DIVERGED and without a value too where the energies have left all bounds but
-    are finite yet.
-    """
+    """λ̂ of chains; DIVERGED without a value also where energies left all bounds."""
     found = mean_energy(chains)
     gone = not abs(float(found)) < RUNAWAY * num_parameters
     if gone or chains.status is Status.DIVERGED:

@@ -150,9 +150,7 @@ class Sampled:
         return self._with_error(estimate, math.hypot(slack, tail(distances)))
 
     def outside(self, low: float, high: float) -> Estimate:
-        """How many eigenvalues lie outside [low, high]; nodes whose reach holds an edge count
-        half.
-        """
+        """How many eigenvalues lie outside [low, high]; unsure nodes count half."""
         found, (left, right) = self.spectrum, self.reach
         unsure = ((left < low) & (low < right)) | ((left < high) & (high < right))
         reading = np.where(unsure, 0.5, (found.nodes < low) | (found.nodes > high))
@@ -164,9 +162,7 @@ class Sampled:
         return self._with_error(estimate, self._mean(np.where(unsure, 0.5, 0.0)) / math.sqrt(3))
 
     def _with_error(self, estimate: Estimate, unsettled: float) -> Estimate:
-        """The estimate with the error of its quadrature added; QUADRATURE where that is the
-        larger part.
-        """
+        """Add the error of the quadrature; QUADRATURE where that is the larger part."""
         probes = float(estimate.stderr)
         larger = estimate.status.ok and unsettled > max(probes, 1e-12 * abs(float(estimate)))
         status = Status.QUADRATURE if larger else estimate.status
@@ -201,9 +197,7 @@ class Sampled:
 
 
 def eigenvalues(source: Source, depth: int | None, probes: int, seed: int) -> Whole | Sampled:
-    """Every eigenvalue where P ≤ probes·depth, which takes no more products; else a quadrature
-    of that cost.
-    """
+    """Every eigenvalue where P ≤ probes·depth, else a quadrature of that many products."""
     if isinstance(source, Spectrum):
         return Sampled(source)
     operator = hessian(source) if isinstance(source, Problem) else source
@@ -449,9 +443,7 @@ def bic(problem: Problem) -> Estimate:
 def _curvature(
     operator: LinearOperator, z: float, top: int | None, depth: int | None, probes: int, seed: int
 ) -> tuple[Estimate, float | None, Whole | None]:
-    """log det(I + H/z), of every eigenvalue or of the ``top`` alone; the smallest of these, and all
-    of them where known.
-    """
+    """log det(I + H/z), of all eigenvalues or the ``top``; the smallest kept; all if known."""
     steps = DEFAULT_DEPTH if depth is None else require_count(depth, "depth")
     if top is not None and operator.dim > require_count(probes, "probes") * steps:
         pairs = eigenpairs(operator, top, seed=seed)
@@ -473,9 +465,7 @@ def _curvature(
 def _truncated_logdet(
     values: Array, residuals: Array, z: float, cost: int, status: Status
 ) -> Estimate:
-    """Σ log(1 + λ/z) over eigenvalues in descending order; the error is what their residuals
-    allow.
-    """
+    """Σ log(1 + λ/z) over descending eigenvalues; the error is that of the residuals."""
     least = float(values[-1])
     kept = np.maximum(values, _floor(least, z))
     total, error = float(np.log1p(kept / z).sum()), float((residuals / (kept + z)).sum())

@@ -81,9 +81,7 @@ def crossing_expectation(exponents: Sequence[int], nbeta: float, localization: f
 
 
 def crossing_problem(exponents: Sequence[int], num_samples: int) -> Problem:
-    """The loss K(w) = ∏ w_i^{2k_i} of ``num_samples`` samples at its singular point w = 0, in
-    float64.
-    """
+    """The loss K(w) = ∏ w_i^{2k_i} of ``num_samples`` samples at w = 0, in float64."""
     active = {i: k for i, k in enumerate(check_exponents(exponents)) if k}
 
     def loss(parameters: Mapping[str, Tensor]) -> Tensor:
@@ -521,9 +519,7 @@ def deep_linear(widths: Sequence[int], rank: int) -> Coefficient:
 
 
 def _bottleneck(excess: list[int]) -> list[int]:
-    """The ℓ + 1 smallest with max S < min(rest), ΣS ≥ ℓ·max S and ΣS < ℓ·min(rest); exactly one
-    ℓ ≥ 1 has all three.
-    """
+    """The ℓ + 1 smallest with max S < min(rest), ΣS ≥ ℓ·max S, ΣS < ℓ·min(rest): unique."""
     ordered = sorted(excess)
     for l in range(1, len(ordered)):
         chosen, total = ordered[: l + 1], sum(ordered[: l + 1])
@@ -548,9 +544,7 @@ def quadratic(
 def quadratic_variance(
     eigenvalues: Sequence[float], nbeta: float, localization: float, step_size: float = 0.0
 ) -> float:
-    """Var[nβ(L − L*)] = ½·Σ (nβh_i / [a_i(1 − εa_i/4)])² of one draw in the setting of
-    ``quadratic``.
-    """
+    """Var[nβ(L − L*)] = ½·Σ (nβh_i / [a_i(1 − εa_i/4)])² of one draw of ``quadratic``."""
     return float(0.5 * np.square(_ratios(eigenvalues, nbeta, localization, step_size)).sum())
 
 

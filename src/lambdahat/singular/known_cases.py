@@ -77,9 +77,7 @@ MALA_CHAINS, MALA_STEPS, MALA_ACCEPTANCE = 32, 15_000, 0.6
 
 
 def logistic_minimum(x: Tensor, y: Tensor, iterations: int = 50) -> Tensor:
-    """The w of least mean logistic loss, by Newton's method: x (n, d), y (n,) of 0 and 1,
-    float64.
-    """
+    """The w of least mean logistic loss by Newton: x (n, d), y (n,) of 0 and 1, float64."""
     w = torch.zeros(x.shape[1], dtype=x.dtype)
     for _ in range(iterations):
         p = (x @ w).sigmoid()
@@ -181,9 +179,7 @@ class Reference:
 
 
 def rounded_digest(problem: Problem) -> str:
-    """A digest of data and parameters to six decimals: machines may differ in the last bits of
-    data made on them.
-    """
+    """A digest of data and parameters to six decimals: machines differ in the last bits."""
     leaves = (problem.vector, *(leaf for batch in problem.batches for leaf in batch.data))
     rounded = [(leaf.double().mul(1e6).round().long().tolist(), str(leaf.dtype)) for leaf in leaves]
     return digest(repr(rounded).encode())[:32]
@@ -191,9 +187,7 @@ def rounded_digest(problem: Problem) -> str:
 
 @cache
 def stored() -> dict[str, Any]:
-    """What benchmarks/references.py wrote: rows (nβ, γ, value, standard error, dof), parameters
-    and digests by case.
-    """
+    """What benchmarks/references.py wrote: values, parameters and digests by case."""
     text = resources.files(__package__).joinpath("references.json").read_text("utf-8")
     references: dict[str, Any] = json.loads(text)
     return references
@@ -255,9 +249,7 @@ def _linear_network(widths: tuple[int, ...], rank: int, samples: int) -> KnownCa
 
 
 def _logistic(samples: int, size: int, dtype: torch.dtype, draws: int) -> KnownCase:
-    """Labels drawn from the model, at its maximum-likelihood point; the truth by ``draws`` of
-    importance sampling.
-    """
+    """Labels drawn from the model, at its maximum likelihood; truth by importance sampling."""
     name = f"logistic-n{samples}-d{size}"
 
     @cache
@@ -280,9 +272,7 @@ def _logistic(samples: int, size: int, dtype: torch.dtype, draws: int) -> KnownC
 
 
 def _linear(samples: int, size: int) -> KnownCase:
-    """Least squares with inputs of unequal variance; L − L* is a quadratic form, so that the
-    truth is ``quadratic``.
-    """
+    """Least squares with inputs of unequal variance: L − L* is a quadratic form."""
     name = f"regression-n{samples}-d{size}"
 
     @cache
@@ -314,9 +304,7 @@ def _linear_model(w: Tensor) -> nn.Module:
 
 
 def perceptron_data(samples: int = 500) -> tuple[Tensor, Tensor]:
-    """Normal inputs and labels drawn from a random ReLU network of the same shape, so that no
-    network fits them all.
-    """
+    """Normal inputs and labels drawn from a random ReLU network of the same shape."""
     inputs, hidden, outputs = MLP_SIZES
     rng = generator(0, MLP)
     x = torch.randn(samples, inputs, generator=rng, dtype=torch.float64)

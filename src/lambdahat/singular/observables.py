@@ -80,12 +80,12 @@ def jackknife(statistic: Statistic, stretches: Sequence[Array]) -> list[Estimate
         without.append(statistic(*(part / (count - 1) for part in rest)))
     pseudo = whole + (count - 1) * (whole - np.stack(without))
     estimates = []
-    for values in pseudo.T:
+    for value, column in zip(pseudo.mean(axis=0), pseudo.T, strict=True):
         # so few stretches tell their correlation badly; a negative one, which would lower the
         # error, is not believed
-        least = values.std(ddof=1) / math.sqrt(count)
-        error = float(np.fmax(standard_error(values.reshape(shape)), least))
-        estimates.append(Estimate(float(values.mean()), error, dof=count - 1))
+        values = column.reshape(shape)
+        error = np.fmax(standard_error(values), values.std(ddof=1) / math.sqrt(count))
+        estimates.append(Estimate(float(value), float(error), dof=count - 1))
     return estimates
 
 
@@ -108,9 +108,7 @@ def joined(means: Sequence[Array], lengths: Sequence[int]) -> list[Array]:
 
 
 def in_stretches(values: Array) -> Array:
-    """Sums over some twenty stretches of values (chains, draws, …), so scaled that their mean is
-    that of the values.
-    """
+    """Sums over some twenty stretches of values (chains, draws, …), scaled to their mean."""
     draws = values.shape[1]
     parts = np.array_split(values, min(STRETCHES, draws), axis=1)
     return np.stack([part.sum(axis=1) * (len(parts) / draws) for part in parts], axis=1)
@@ -154,9 +152,7 @@ class Reweighting(Result):
     status: Status = Status.CONVERGED
 
     def mean(self, values: ArrayLike) -> Estimate:
-        """The mean at ``nbeta`` of what each draw showed, (chains, draws), with its standard
-        error.
-        """
+        """The mean at ``nbeta`` of values of each draw, (chains, draws), with its error."""
         shown, shape = np.asarray(values, dtype=np.float64), self.weights.shape
         require(shown.shape == shape, "values", f"have shape {shape}", shown)
         kept = self.weights.sum(axis=1) > 0

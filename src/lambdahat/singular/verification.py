@@ -28,9 +28,7 @@ LEVEL, FARTHEST = 0.95, 0.999  # of the interval that should hold the truth, and
 
 @dataclass(frozen=True)
 class KnownCase:
-    """A problem whose λ̂ is known: ``truth(nbeta, localization)`` at finite temperature,
-    ``asymptotic`` as n → ∞.
-    """
+    """A problem whose λ̂ is known: ``truth(nbeta, localization)``, ``asymptotic`` as n → ∞."""
 
     name: str
     make: Callable[[], Problem]
@@ -215,9 +213,7 @@ def _file_name(name: str) -> str:
 
 
 def _finished(path: Path, seed: int, case: KnownCase) -> Comparison | None:
-    """The comparison that an earlier run of the same seed has left, of the same problem and
-    undamaged.
-    """
+    """The comparison that an earlier run of the same seed and problem has left."""
     if not path.is_file():
         return None
     try:

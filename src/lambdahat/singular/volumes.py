@@ -147,9 +147,7 @@ def _slope(
 def _inverse_slopes(
     log_volumes: Array, log_levels: Array, multiplicity: int, window: slice
 ) -> Array:
-    """1/λ of each population, by least squares of ln ε on ln V − (m − 1)·ln ln(ε₀/ε): the noise
-    is all in ε.
-    """
+    """1/λ of each population, by least squares of ln ε on ln V − (m − 1)·ln ln(ε₀/ε)."""
     depth = log_levels[:, :1].mean() - log_levels[:, window]
     known = log_volumes[window] - (multiplicity - 1) * np.log(depth)
     known = known - known.mean(axis=1, keepdims=True)
@@ -157,9 +155,7 @@ def _inverse_slopes(
 
 
 def _verdict(log_volumes: Array, log_levels: Array, multiplicity: int) -> Status:
-    """Whether there are levels enough, and their two halves agree on the slope to 5 % or within
-    their noise.
-    """
+    """Whether there are levels enough, and their halves agree to 5 % or within their noise."""
     size = log_volumes.size
     if size < 4 * FIT_LEVELS:
         return Status.PRECISION_LIMIT
@@ -174,9 +170,7 @@ def _verdict(log_volumes: Array, log_levels: Array, multiplicity: int) -> Status
 
 
 class _Excess:
-    """L(w* + offset) − L(w*) of many offsets (K, P) at once, NaN as ∞; by ``vmap`` where the
-    model takes it.
-    """
+    """L(w* + offset) − L(w*) of many offsets (K, P) at once, NaN as ∞; by ``vmap`` if possible."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.centre, self.baseline = problem, problem.vector, problem.loss()
@@ -208,9 +202,7 @@ class _Excess:
 
 
 class _Window:
-    """The lengths worth proposing: log-uniform between nearly always and hardly ever accepted at
-    the last level.
-    """
+    """Lengths to propose: log-uniform between nearly always and hardly ever accepted."""
 
     def __init__(self, longest: float) -> None:
         self.longest = math.log(longest)
@@ -240,9 +232,7 @@ class _Window:
 
 
 class _Cloud:
-    """Populations of points (populations, size, P), as offsets from w*, each uniform in its own
-    level set.
-    """
+    """Populations of points (populations, size, P), offsets from w*, uniform in level sets."""
 
     def __init__(self, problem: Problem, radius: float, size: int, seed: int) -> None:
         self.radius, self.rng, self.device = radius, generator(seed, "volumes"), problem.device
@@ -261,9 +251,7 @@ class _Cloud:
         self.windows = [_Window(2 * radius), _Window(2 * radius), _Window(2.0)]
 
     def halve(self) -> Tensor:
-        """Keep the lower half of each population, twice; the lowest excess of the other half is
-        the new level.
-        """
+        """Keep the lower half of each population, twice; return the new levels."""
         ordered = self.excess.sort(dim=1)
         half = self.excess.shape[1] // 2
         rows = torch.arange(POPULATIONS, device=self.device).unsqueeze(-1)
@@ -303,9 +291,7 @@ class _Cloud:
         return torch.nn.functional.normalize(self._normal(*self.points.shape), dim=-1)
 
     def _between_dropped(self) -> Tensor:
-        """The difference of two points just left out, as long and as thin as the level set; they
-        move no more.
-        """
+        """The difference of two points just left out, as long and thin as the level set."""
         pool = self.dropped.flatten(0, 1)
         pick, apart = (
             torch.randint(low, len(pool), self.excess.shape, generator=self.rng) for low in (0, 1)

@@ -73,9 +73,7 @@ class Demand:
     plan: ChainPlan
 
     def together_fits(self, recorded: bool = False) -> bool:
-        """Whether all chains in one call, and as a CUDA graph where ``recorded``, fit into
-        memory.
-        """
+        """Whether all chains in one call, or in one CUDA graph, fit into memory."""
         memory = self.problem.memory
         room = SHARE * free_memory(self.problem.device) if memory is None else SLACK * memory
         return self.together(recorded) <= room
@@ -119,9 +117,7 @@ class Demand:
 
 
 def pieces_within(problem: Problem, samples: int) -> int:
-    """Into how many pieces a batch must be cut so that a chain's pass over one stays within the
-    budget; 1 without.
-    """
+    """Into how many pieces a batch is cut so that a chain's pass stays within the budget."""
     if problem.memory is None:
         return 1
     # as chains one by one do
@@ -134,9 +130,7 @@ def pieces_within(problem: Problem, samples: int) -> int:
 
 @torch.enable_grad()
 def _gradient_peak(problem: Problem, samples: int, again: bool) -> float:
-    """What a gradient on the first samples takes at most; ``again`` runs the parts again that
-    the model checkpoints.
-    """
+    """Bytes of a gradient on the first samples; ``again`` recomputes what is checkpointed."""
     named = problem.named(problem.vector)
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in named.items()}
     few = take(problem.batches.first(), torch.arange(samples, device=problem.device))
@@ -147,9 +141,7 @@ def _gradient_peak(problem: Problem, samples: int, again: bool) -> float:
 
 
 class GraphRunner(Runner):
-    """A runner whose steps are replays of one captured step; the traces are written on the
-    device.
-    """
+    """A runner whose steps replay one captured step; traces are written on the device."""
 
     def __init__(
         self,
@@ -207,9 +199,7 @@ class GraphRunner(Runner):
 
     @repeated()
     def _capture(self) -> None:
-        """Record one step; the steps that warm up and record leave no mark on state, traces or
-        random numbers.
-        """
+        """Capture one step; state, traces and random numbers stay as they were."""
         before = [tensor.clone() for tensor in self._tensors()]
         streams = self.rng.generators + ([] if self.source is None else self.source.generators)
         marks = [stream.get_state() for stream in streams]

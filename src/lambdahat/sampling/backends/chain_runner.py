@@ -160,9 +160,7 @@ class Together:
 
 
 class OneByOne:
-    """Chain after chain, each by a plain backward pass: for models that cannot be mapped, or
-    gain nothing by it. The interface is that of ``Together``.
-    """
+    """The interface of ``Together``, chain after chain: for models that gain nothing by mapping."""
 
     context = staticmethod(nullcontext)
 
@@ -181,9 +179,7 @@ class OneByOne:
 
     @torch.enable_grad()
     def _each(self, positions: Tensor, batches: Iterable[Batch]) -> LossAndGradient:
-        """The gradients are in memory that the next call uses again: fresh memory costs as much
-        as a pass over it.
-        """
+        """The gradients are in memory that the next call reuses: allocating is slow."""
         if self._gradients.shape != positions.shape:
             self._gradients = torch.empty_like(positions)
         losses = []
@@ -277,9 +273,7 @@ class ChainPlan:
 
 
 class ChainSetup:
-    """What all runners of a run share: the problem, the plan, the centre, its loss and the batches
-    to draw from.
-    """
+    """What all runners of a run share: problem, plan, centre, its loss, and the batches."""
 
     def __init__(self, problem: Problem, plan: ChainPlan, exact: bool) -> None:
         self.problem, self.plan, self.centre_loss = problem, plan, problem.loss()
@@ -367,9 +361,7 @@ class Runner:
             self.state.steps = 0
 
     def resize(self, batch_size: int, accumulate: int) -> None:
-        """Go on with batches of another size, in ``accumulate`` pieces; only where samples are
-        drawn one by one.
-        """
+        """Continue with batches of another size, in ``accumulate`` pieces."""
         assert self.source is not None
         self.plan = replace(self.plan, batch_size=batch_size, accumulate=accumulate)
         self.source.resize(batch_size)
@@ -413,9 +405,7 @@ class Runner:
         return {name: (self.kernel.nbeta**2 * values).cpu() for name, values in noise.items()}
 
     def forces(self) -> Record:
-        """The gradients of nβL on two batches (once on the whole data) and of the localization,
-        (chains, P) each.
-        """
+        """Gradients of nβL on two batches (or once on all data) and of γ, (chains, P) each."""
         source, position, seen = self.source, self.state.position, []
         gamma: Any = self.kernel.localization
         with self.gradients.context():

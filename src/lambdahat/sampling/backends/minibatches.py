@@ -100,9 +100,7 @@ class Minibatches:
         return [rows.unflatten(0, index.shape) for rows in self._rows(index.reshape(-1))]
 
     def _rows(self, index: Tensor) -> list[Tensor]:
-        """These rows of every column, on a CPU in memory that the next call uses again: fresh
-        memory costs more than the copy.
-        """
+        """These rows of every column, on a CPU in reused memory: allocating is slow."""
         if index.device.type != "cpu":
             return [column.index_select(0, index) for column in self.columns]
         if len(self._room) != len(self.columns):
@@ -131,9 +129,7 @@ def can_draw_samples(problem: Problem) -> bool:
 
 
 def _columns(problem: Problem) -> tuple[Tensor, list[Tensor], TreeSpec, list[Any]] | None:
-    """The losses of all samples at the centre and the data as columns, or None where samples
-    cannot be drawn.
-    """
+    """The losses of all samples at the centre and the data as columns; None if not separable."""
     if not problem.batches.in_memory:
         return None
     try:

@@ -144,9 +144,7 @@ class _Means:
 
 
 def _squares(vectors: Tensor, weights: Tensor | float = 1.0) -> Tensor:
-    """Σ_i w_i v_i² of each row in float64; of long rows run by run, for whole copies would be
-    most of a step.
-    """
+    """Σ w_i·v_i² of each row in float64, run by run: whole copies would be most of a step."""
     parts = []
     for start in range(0, vectors.shape[-1], RUN):
         run = vectors[..., start : start + RUN].double()
@@ -160,7 +158,5 @@ def _squares(vectors: Tensor, weights: Tensor | float = 1.0) -> Tensor:
 def mala(
     step_size: float, nbeta: float, localization: Localization = 0.0, scale: Tensor | None = None
 ) -> HMC:
-    """The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): an SGLD step on all
-    data, accepted or rejected.
-    """
+    """The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996), on the whole data."""
     return HMC(step_size, nbeta, localization, scale, leapfrog=1, jitter=1.0)

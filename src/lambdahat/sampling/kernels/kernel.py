@@ -58,9 +58,7 @@ class Streams:
         return out
 
     def _rows(self, out: Tensor) -> list[tuple[Tensor, torch.Generator]]:
-        """Pieces of ``out`` with the stream that fills each; a single vector is the row of the
-        only chain.
-        """
+        """Pieces of ``out`` with the stream that fills each; one vector is one row."""
         if len(self.generators) == 1:
             return [(out, self.generators[0])]
         return list(zip(out.unbind(), self.generators, strict=True))
@@ -158,9 +156,7 @@ class State:
 
     @property
     def buffer(self) -> Tensor:
-        """Scratch memory of the size of the positions: allocating costs a CPU more than the
-        arithmetic.
-        """
+        """Scratch memory like the positions: allocating costs more than the arithmetic."""
         buffer = self.memory.get("buffer")
         if buffer is None:
             buffer = self.memory["buffer"] = torch.empty_like(self.position)
@@ -247,17 +243,13 @@ class Kernel(ABC):
         return float(reduce(gamma) if isinstance(gamma, Tensor) else gamma)
 
     def vectors(self, forces: bool = False) -> int:
-        """Vectors (P,) of a chain that a step has at once, at most; ``forces`` says whether it
-        tells about them.
-        """
+        """Vectors (P,) of a chain that a step has at once, at most."""
         if self.scale is not None:
             return self.held + 3
         return self.held + (2 if isinstance(self.localization, Tensor) else int(forces))
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
-        """Chains at ``theta``, (chains, P) or (P,), tied to ``centre`` (by default where they
-        start; one for all).
-        """
+        """Chains at ``theta``, (chains, P) or (P,), tied to ``centre``: by default the start."""
         if isinstance(self.localization, Mapping):
             expected = "be a number or a tensor (P,) in a kernel that is stepped by hand"
             got, cure = describe(self.localization), "lh.sample knows the names"
@@ -382,9 +374,7 @@ class Kernel(ABC):
 
 
 def rescale_increments(state: State, step_size: float, before: float) -> None:
-    """Rescale velocities that are increments of the position: their variance is ε/2, so that a
-    smaller ε would leave them too hot.
-    """
+    """Rescale velocities that are increments of the position: their variance is ε/2."""
     state.memory["velocity"].mul_(math.sqrt(step_size / before) if before > 0 else 0.0)
 
 
@@ -401,9 +391,7 @@ def require_share(value: Any, name: str) -> None:
 
 
 def require_localization(localization: Any) -> None:
-    """γ must be a number, a tensor or a mapping of parameter names to numbers, none of them
-    negative.
-    """
+    """γ must be a number, a tensor or numbers by parameter names, none negative."""
     if isinstance(localization, Tensor):
         fine = localization.ndim == 1 and bool(
             ((localization >= 0) & localization.isfinite()).all()

@@ -12,9 +12,7 @@ from lambdahat.sampling.kernels.kernel import Evaluate, Info, Kernel, State, Str
 @register("sgld")
 @dataclass(frozen=True)
 class SGLD(Kernel):
-    """Stochastic gradient Langevin dynamics: w ← w − (ε/2)·∇U_batch(w) + √ε·ξ (Welling and Teh
-    2011).
-    """
+    """Stochastic gradient Langevin dynamics (Welling and Teh 2011): w ← w − (ε/2)·∇U + √ε·ξ."""
 
     bias_formula: ClassVar[str] = "steps"
 

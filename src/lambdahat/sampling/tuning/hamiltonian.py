@@ -43,18 +43,14 @@ TIE = "Σγ(w − w*)²"  # observed where γ differs between parameters
 
 @dataclass(frozen=True)
 class WarmUpEffort:
-    """What the warm-up may take: a ``share`` of the gradients of the full one, and the
-    ``longest`` trajectory.
-    """
+    """A ``share`` of the gradients of the full warm-up, and the ``longest`` trajectory."""
 
     share: float = 1.0
     longest: int = LONGEST
 
     @classmethod
     def within(cls, gradients: int, parameters: int) -> WarmUpEffort:
-        """Half of so many gradients of a chain at most, besides the last trajectory of each of
-        up to seven parts.
-        """
+        """Half of so many gradients of a chain, besides the last trajectory of each part."""
         once = WARM_UP[-1] + 2 * RESCUE[0]
         full = 2 * once + GATE[0] if parameters <= DENSE else once
         return cls(min(1.0, gradients / (2 * full)), max(min(LONGEST, gradients // 40), FEWEST))
@@ -155,18 +151,14 @@ def _draw_for_gradients(runner: AnyRunner, gradients: int) -> Iterator[Record]:
 
 
 def _with_length(kernel: HMC, length: float, nbeta: float, most: int) -> HMC:
-    """The kernel with steps of another length, and trajectories as long as the localization is
-    wide, or ``most``.
-    """
+    """The kernel with another step length, and trajectories as long as γ is wide, or ``most``."""
     width = 1.0 if kernel.scale is not None else _width(kernel)
     longest = int(min(max(TURN * width / length, FEWEST), most))
     return dataclasses.replace(kernel, step_size=length**2, nbeta=nbeta, leapfrog=longest)
 
 
 class _DualAveraging:
-    """The length of a step whose acceptance averages ``TARGET`` (Hoffman and Gelman 2014,
-    §3.2.1, their constants).
-    """
+    """Step length of acceptance ``TARGET`` (Hoffman and Gelman 2014, §3.2.1, their constants)."""
 
     def __init__(self, length: float) -> None:
         self.length, self._goal, self._settled = length, math.log(5 * length), math.log(length)

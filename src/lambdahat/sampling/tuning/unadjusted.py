@@ -140,9 +140,7 @@ class CurvatureMoments:
     def _side(
         self, total: Tensor | None, size: int, others: int, trace: float
     ) -> tuple[Tensor | None, Tensor]:
-        """Eigenvectors and eigenvalues of one side of a tensor; None and their mean where it is
-        not rotated.
-        """
+        """Eigenvectors and eigenvalues of a side of a tensor; None and their mean unrotated."""
         mean = trace / max(size, 1)
         if total is None:
             return None, self._like.new_full((size,), mean)
@@ -154,9 +152,7 @@ class CurvatureMoments:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Steps of each chain: ``most`` in all, those of the pilot, the burn-in, the coarse draws
-    and a round of draws.
-    """
+    """Steps of a chain: ``most`` in all, of pilot, burn-in, coarse draws and a round of draws."""
 
     most: int
     pilot: int
@@ -166,9 +162,7 @@ class Lengths:
 
     @classmethod
     def of(cls, limit: int | None, burn_in: int | None, draws: int | None, tuned: bool) -> Lengths:
-        """Split the steps of a chain; a burn-in and draws that were given are kept, and come on
-        top without a limit.
-        """
+        """Split the steps of a chain; a burn-in and draws that were given come on top."""
         free = STEPS + (draws or 0) if limit is None else limit - (burn_in or 0)
         pilot = min(int(PILOT * free), LONGEST_PILOT) if tuned else 0
         coarse = int(COARSE * free) if tuned else 0
@@ -203,9 +197,7 @@ class Lengths:
 def require_enough(
     limit: int | None, chains: int, burn_in: int | None, draws: int | None, tuned: bool
 ) -> None:
-    """Raise where ``limit`` gradients per chain do not hold a pilot, the burn-in and the draws
-    that were asked for.
-    """
+    """Raise where ``limit`` gradients per chain do not hold pilot, burn-in and draws."""
     if limit is None:
         return
     share = (PILOT + COARSE if tuned else 0.0) + (BURN if burn_in is None else 0.0)
@@ -216,9 +208,7 @@ def require_enough(
 
 @dataclass(frozen=True)
 class Coarse:
-    """Draws at twice the time step: their kernel, their energies and work, and the noise of
-    batches there.
-    """
+    """Draws at twice the time step, their kernel, and the noise of batches there."""
 
     kernel: Kernel
     energies: Array
@@ -305,16 +295,12 @@ class StepPilot:
 
     @property
     def _spare(self) -> int:
-        """The steps that cooling may take: half of what burn-in, coarse draws and a round of
-        draws leave.
-        """
+        """The steps that cooling may take: half of what is not needed later."""
         needed = self.lengths.burn_in + self.lengths.coarse + COOLINGS * NOISE_LOOKS
         return (self._left - needed) // 2
 
     def _relaxation(self, step: float) -> float:
-        """Steps in which a direction of the mean curvature relaxes, overdamped where there are
-        no velocities.
-        """
+        """Steps in which a direction of the mean curvature relaxes."""
         rate = self._friction / 2
         return 1 / (step * rate) if self.kernel.inertial else 2 / (step * rate) ** 2
 
@@ -324,18 +310,14 @@ class StepPilot:
 
     @property
     def _tie(self) -> float:
-        """The mean localization, in the coordinates in which the chain moves; 1 there with a
-        scale.
-        """
+        """The mean localization in the coordinates in which the chain moves."""
         mean, scale = self.kernel.gamma(), self.kernel.scale
         if isinstance(scale, KroneckerScale):
             return mean * float(scale.values.square().mean())
         return mean if scale is None else min(mean, 1.0)
 
     def _windows(self, steps: int) -> tuple[float, float]:
-        """Pilot windows; the step after them and the mean energy in the last, where the friction
-        is set.
-        """
+        """Pilot windows; the step after them and the mean energy in the last."""
         done, window, last = 0, max(steps // 16, 4), None
         step = self._largest_step()
         while done < steps:
@@ -368,9 +350,7 @@ class StepPilot:
         return step / 2
 
     def _look(self, positions: Tensor) -> None:
-        """Measure the largest curvature of U at these positions and keep the largest seen in the
-        last looks.
-        """
+        """Measure the largest curvature of U at these positions; keep the largest seen."""
         kernel, part, scaled = self.kernel, self._part, self.kernel.scale is not None
         tie = kernel.gamma(torch.max)
         for theta in positions:
@@ -435,9 +415,7 @@ class StepPilot:
         return step, f"the noise of batches adds about {NOISE_BIAS:.0%} of the value"
 
     def _excess(self, step: float, energy: float) -> float:
-        """Ratio of the bias from mini-batch noise to the bias allowed, at this step and where
-        the chains are now.
-        """
+        """Ratio of the bias from mini-batch noise to the bias allowed, at this step."""
         parameters = self.problem.num_parameters
         self._trace = _mean_noise(self.runner)["trace"]
         added = self._at(step).noise_bias(self._trace, 1.0, 2.0, energy, parameters)
@@ -448,9 +426,7 @@ class StepPilot:
         return excess
 
     def _cool(self, step: float, steps: int) -> float:
-        """Run at this step, update the friction and return the mean energy; NaN if the steps
-        left are too few.
-        """
+        """Run at this step, update the friction; the mean energy, NaN if steps are too few."""
         if steps < 2 * FEWEST_DRAWS:
             return math.nan
         self.runner.retune(self._at(step))
@@ -501,9 +477,7 @@ class StepPilot:
 
     @property
     def _may_have_mass(self) -> bool:
-        """Whether a mass is tried: for large tensors, tied to w*, of which a few vectors fit
-        into memory.
-        """
+        """Whether a mass is tried: for large tensors, tied to w*, that fit into memory."""
         problem, free = self.problem, isinstance(self.kernel, Kinetic) and self.kernel.scale is None
         large = max((math.prod(shape) for shape in problem.space.shapes), default=0) > MASS_SIZE
         fits = problem.num_parameters <= LARGE and problem.memory is None
@@ -714,9 +688,7 @@ def reduce_step_size(
 
 
 def _is_heated(record: Record, parameters: int, kernel: Kernel) -> bool:
-    """Whether the steps of an SGLD chain add more than half of its energy, or of what a regular
-    model has.
-    """
+    """Whether SGLD's steps add more than half of its energy, or of a regular model's."""
     if kernel.bias_formula != "steps":
         return False
     late = {name: values[:, values.shape[1] // 2 :] for name, values in record.items()}
@@ -735,9 +707,7 @@ def _has_escaped(record: Record, parameters: int, kernel: Kernel) -> bool:
 def draw_by_steps(
     problem: Problem, kernel: Kernel, wanted: SamplingRequest, plan: ChainPlan, whole: bool
 ) -> SamplingRun:
-    """Draw chains of a kernel that never rejects: tune the settings that were not given, burn in,
-    and draw until the standard error is small enough.
-    """
+    """Draw chains of a kernel that never rejects, tuned, burnt in, to the tolerance asked for."""
     limit, tuned, coarse = wanted.limit, wanted.tuned, None
     require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws, tuned)
     lengths = Lengths.of(limit, wanted.burn_in, wanted.draws, tuned)
@@ -767,9 +737,7 @@ def _draw_in_rounds(
     lengths: Lengths,
     coarse: Coarse | None,
 ) -> SamplingRun:
-    """Draw in rounds, the noise of batches measured after each, until the tolerance is met or
-    the steps are taken.
-    """
+    """Draw in rounds until the tolerance is met or the steps are taken."""
     runner, kernel, parameters = (
         collector.runner,
         collector.kernel,
