@@ -43,7 +43,7 @@ SAMPLING: dict[str, Row] = {
     "a kernel's name": (
         lambda: run(kernel="sgld"),
         TypeError,
-        "kernel must be a kernel such as .*got sgld",
+        "kernel must be a kernel such as .*got 'sgld'",
     ),
     "problem and kernel exchanged": (
         lambda: sample(STEP, MLP),
@@ -68,12 +68,12 @@ SAMPLING: dict[str, Row] = {
     "step as text": (
         lambda: sgld("1e-4", 10.0),
         TypeError,
-        "step_size must be a number, got '1e-4'",
+        "step_size must be a number of at least 0, got '1e-4'",
     ),
     "step as a tensor": (
         lambda: sgld(torch.ones(3), 10.0),
         TypeError,
-        r"step_size must be a number, got .*\(3,\)",
+        r"step_size must be a number of at least 0, got .*\(3,\)",
     ),
     "negative temperature": (
         lambda: hmc(1e-4, -10.0),
@@ -83,7 +83,7 @@ SAMPLING: dict[str, Row] = {
     "temperature by name": (
         lambda: sgld(1e-4, "n/log n"),
         TypeError,
-        "nbeta must be a number, got 'n/log n'",
+        "nbeta must be a number of at least 0, got 'n/log n'",
     ),
     "negative localization": (
         lambda: sgld(1e-4, 10.0, -1.0),
@@ -188,7 +188,7 @@ SAMPLING: dict[str, Row] = {
     "decay as text": (
         lambda: rmsprop_sgld(1e-4, 10.0, decay="slow"),
         TypeError,
-        "decay must be a number, got 'slow'",
+        "decay must be a number in .0, 1., got 'slow'",
     ),
     "epsilon of 0": (
         lambda: rmsprop_sgld(1e-4, 10.0, epsilon=0.0),
@@ -248,7 +248,7 @@ SAMPLING: dict[str, Row] = {
     "jitter as text": (
         lambda: hmc(1e-4, 10.0, jitter="some"),
         TypeError,
-        "jitter must be a number, got 'some'",
+        "jitter must be a number in .0, 1., got 'some'",
     ),
     "no chains": (
         lambda: run(chains=0),

@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import describe, require, require_choice, require_count, require_positive
+from lambdahat._core.check import (
+    describe,
+    require,
+    require_choice,
+    require_count,
+    require_positive,
+    require_shape,
+    require_type,
+)
 from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat.problem import Problem, require_problem
@@ -83,14 +91,13 @@ def sample(
     require_problem(problem)
     expected = "be a kernel such as lh.sampling.sgld(...)"
     cure = "lambdahat.sampling has kinetic, sgld, rmsprop_sgld, sgnht, sghmc, mala and hmc"
-    require(isinstance(kernel, Kernel), "kernel", expected, kernel, cure, TypeError)
+    require_type(kernel, Kernel, "kernel", expected, cure)
     for name, value, least in (("chains", chains, 1), ("draws", draws, 1), ("burn_in", burn_in, 0)):
         require_count(value, name, least)
     require_choice(baseline, "baseline", BASELINES)
     if batch_size is not None:
         require_count(batch_size, "batch_size", 1, problem.num_samples)
-    expected = "be a function of the energies so far"
-    require(watch is None or callable(watch), "watch", expected, watch, "", TypeError)
+    require_type(watch, Callable | None, "watch", "be a function of the energies so far")
     looks = baseline != "paired", forces, keep_parameters, observables or {}, averages or {}
     plan = ChainPlan(seed, batch_size, shared_batches, accumulate, thin, bound, *looks)
     frozen = problem.at(problem.vector)
@@ -248,8 +255,7 @@ def localization_tensor(localization: Localization, space: Space, like: Tensor) 
     """
     require_localization(localization)
     if isinstance(localization, Tensor):
-        fits = localization.shape == (space.size,)
-        require(fits, "localization", f"have shape ({space.size},)", localization)
+        require_shape(localization, (space.size,), "localization")
         return localization.to(like)
     if not isinstance(localization, Mapping):
         return float(localization)
@@ -337,7 +343,7 @@ class SamplingRequest:
             require_choice(self.kernel, "kernel", names)
         elif self.kernel is not None:
             expected = f"be one of {', '.join(names)}, or a kernel"
-            require(isinstance(self.kernel, Kernel), "kernel", expected, self.kernel, "", TypeError)
+            require_type(self.kernel, Kernel, "kernel", expected)
             others = {"step_size": self.step_size, "localization": self.localization}
             given = ", ".join(name for name, value in others.items() if value is not None)
             expected = "be a name where the settings are given apart"

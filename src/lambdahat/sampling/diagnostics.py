@@ -134,13 +134,17 @@ class AcceptanceProbe:
         together = 1 if self._alone else max(len(places), 1)
         for some in (places[i : i + together] for i in range(0, len(places), together)):
             rng = Streams(seed, [numbers[i] for i in some], positions.device)
-            state = self._mala.init(positions[some], self._centre)
-            _, info = self._mala.step(state, lambda at: full_data(self._gradients, at), rng)
-            assert info.acceptance is not None
-            probed[some] = info.acceptance.double()
+            probed[some] = self._acceptance(positions[some], rng).double()
         seen = probed if gathered is None else gathered(probed)
         if bool(torch.isfinite(seen).any()):
             self._seen.append(float(seen.nanmean()))
+
+    def _acceptance(self, positions: Tensor, rng: Streams) -> Tensor:
+        """Of one step from each position; all else of the step is freed."""
+        state = self._mala.init(positions, self._centre)
+        _, info = self._mala.step(state, lambda at: full_data(self._gradients, at), rng)
+        assert info.acceptance is not None
+        return info.acceptance
 
     @property
     def acceptance(self) -> float:

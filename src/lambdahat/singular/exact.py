@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.check import require, require_count, require_number, require_positive
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
@@ -178,28 +178,18 @@ def linear_network_expectation(
 ) -> Estimate:
     """nβ·E[L(w) − L(w*)] of deep linear networks with L = ½‖W_L ⋯ W_1·C − T‖²_F, by Gibbs sampling.
 
-    The expectation is under p(w) ∝ exp(−nβ·L(w) − (γ/2)‖w − w*‖²). For data (x, y) the mean of
-    ½‖y − W_L ⋯ W_1 x‖² is this L plus a constant, with C = (xᵀx/n)^½ and T = (yᵀx/n)·C⁻¹.
+    The expectation is under p(w) ∝ exp(−nβ·L(w) − (γ/2)‖w − w*‖²). ``centre`` has the layers at w*,
+    each (H_s, H_{s−1}), the first layer first; ``inputs`` is C (H_0, any) and ``target`` T. For
+    data (x, y) the mean of ½‖y − W_L ⋯ W_1 x‖² is this L plus a constant, with C = (xᵀx/n)^½ and
+    T = (yᵀx/n)·C⁻¹.
 
     Given the other layers each layer is Gaussian, and is drawn from that in turn (block Gibbs).
     Moves along the symmetry W_{s+1}W_s = (W_{s+1}G⁻¹)(GW_s) keep L and mix what single layers
     cannot. Each layer's draw is replaced by E[L | the others], in closed form. All chains start
     from the Gaussian around w*, which is wider than the posterior. The first quarter of the sweeps
-    is left out, and the error is the spread of the chains' own means.
-
-    Args:
-        centre: The layers' weights at w*, each (H_s, H_{s−1}), the first layer first.
-        inputs: C, (H_0, any).
-        target: T, (H_L, the columns of C).
-        nbeta: The inverse temperature nβ.
-        localization: The localization γ.
-        sweeps: Sweeps of each chain over all layers.
-        seed: Seed of the draws.
-        chains: Independent chains.
-
-    Returns:
-        The expectation with its standard error. NOT_MIXED says that the chains' losses or distances
-        from w* do not agree: raise ``sweeps``. ``cost`` counts drawn layers.
+    is left out, and the error is the spread of the chains' own means. NOT_MIXED says that the
+    chains' losses or distances from w* do not agree: raise ``sweeps``. ``cost`` counts drawn
+    layers.
     """
     draws = _GaugedChains(centre, localization, chains, seed)
     require_positive(nbeta, "nbeta")
@@ -219,23 +209,10 @@ def factorization_expectation(
 ) -> Estimate:
     """nβ·E[L(w) − L(w*)] of a matrix factorization, L = ½·Σ_ij c_ij·(m_ij − u_i·v_j)², by Gibbs.
 
-    For samples (i, j, value) with loss ½(value − u_i·v_j)², c_ij is the share of the samples at
-    entry (i, j) and m_ij their mean value; L then differs from the mean loss by a constant. Given
-    all v_j the u_i are independent Gaussians, and the other way round. Otherwise as
-    ``linear_network_expectation``.
-
-    Args:
-        centre: u (rows, h) and v (columns, h) at w*.
-        shares: c, (rows, columns).
-        means: m, (rows, columns); where c is 0 it does not matter.
-        nbeta: The inverse temperature nβ.
-        localization: The localization γ.
-        sweeps: Sweeps of each chain over both factors.
-        seed: Seed of the draws.
-        chains: Independent chains.
-
-    Returns:
-        The expectation with its standard error. ``cost`` counts drawn factors.
+    ``centre`` is u (rows, h) and v (columns, h) at w*. For samples (i, j, value) with loss ½(value
+    − u_i·v_j)², c_ij (``shares``) is the share of the samples at entry (i, j) and m_ij (``means``)
+    their mean value; L then differs from the mean loss by a constant. Given all v_j the u_i are
+    independent Gaussians, and the other way round. Otherwise as ``linear_network_expectation``.
     """
     u, v = centre
     draws = _GaugedChains([v.mT, u], localization, chains, seed)
@@ -319,13 +296,13 @@ class _GaugedChains:
         sign = torch.where(self._uniform() < 0.5, 1.0, -1.0)
         new_low = low + (sign * t.exp() - 1) * u @ (u.mT @ low)
         new_high = high + (sign * (-t).exp() - 1) * (high @ u) @ u.mT
-        energies = [
-            _inner(a - self.centre[layer], a - self.centre[layer])
-            + _inner(b - self.centre[layer + 1], b - self.centre[layer + 1])
-            for a, b in ((low, high), (new_low, new_high))
-        ]
+
+        def square(a: Tensor, b: Tensor) -> Tensor:
+            first, second = a - self.centre[layer], b - self.centre[layer + 1]
+            return _inner(first, first) + _inner(second, second)
+
         volume = t * (low.shape[-1] - high.shape[-2])
-        change = 0.5 * self.localization * (energies[0] - energies[1])
+        change = 0.5 * self.localization * (square(low, high) - square(new_low, new_high))
         accept = self._uniform().log() < change + volume
         self.weights[layer] = torch.where(accept, new_low, low)
         self.weights[layer + 1] = torch.where(accept, new_high, high)
@@ -349,23 +326,17 @@ class _LinearLayers:
     def sweep(self) -> Tensor:
         """Draw every layer; returns nβ·E[L − L* | the other layers], mean over layers (chains,)."""
         weights = self.draws.weights
-        above = self._products_above()
+        identity = torch.eye(len(self.target), dtype=torch.float64)
+        # W_L ⋯ W_{s+1} for every layer s, the last first
+        above = [identity.expand(self.draws.chains, -1, -1)]
+        for weight in reversed(weights[1:]):
+            above.append(above[-1] @ weight)
         below = self.inputs.expand(self.draws.chains, -1, -1)
         energies = []
         for layer in range(len(weights)):
-            energies.append(self._draw(layer, above[layer], below))
+            energies.append(self._draw(layer, above.pop(), below))
             below = weights[layer] @ below
         return torch.stack(energies).mean(dim=0) - self.centre_energy
-
-    def _products_above(self) -> list[Tensor]:
-        """W_L ⋯ W_{s+1} for every layer s, the identity for the last."""
-        identity = torch.eye(len(self.target), dtype=torch.float64)
-        product = identity.expand(self.draws.chains, -1, -1)
-        out = [product]
-        for weight in reversed(self.draws.weights[1:]):
-            product = product @ weight
-            out.append(product)
-        return out[::-1]
 
     def _draw(self, layer: int, above: Tensor, below: Tensor) -> Tensor:
         """Draw X from exp(−(nβ/2)‖AXB − T‖² − (γ/2)‖X − X*‖²); returns nβ·E[L] under it (chains,).
@@ -553,8 +524,8 @@ def _ratios(
 ) -> Array:
     """nβh_i·Var(w_i): w ← (1 − εa/2)·w + √ε·N(0, 1) has the stationary variance 1/[a(1 − εa/4)]."""
     h = _checked_eigenvalues(eigenvalues)
-    require(localization >= 0, "localization", "be at least 0", repr(localization))
-    require(step_size >= 0, "step_size", "be at least 0", repr(step_size))
+    require_number(localization, "localization", "[0, inf)")
+    require_number(step_size, "step_size", "[0, inf)")
     a = require_positive(nbeta, "nbeta") * h + localization
     got = f"{localization!r} with a smallest eigenvalue of {h.min():g}"
     expected = "exceed −nβ·h of every eigenvalue h"

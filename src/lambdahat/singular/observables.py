@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from lambdahat._core.check import require, require_positive
+from lambdahat._core.check import require, require_positive, require_shape
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling.backends.minibatches import SampleLosses
@@ -153,8 +153,8 @@ class Reweighting(Result):
 
     def mean(self, values: ArrayLike) -> Estimate:
         """The mean at ``nbeta`` of values of each draw, (chains, draws), with its error."""
-        shown, shape = np.asarray(values, dtype=np.float64), self.weights.shape
-        require(shown.shape == shape, "values", f"have shape {shape}", shown)
+        shown = np.asarray(values, dtype=np.float64)
+        require_shape(shown, self.weights.shape, "values")
         kept = self.weights.sum(axis=1) > 0
         weights, weighted = self.weights[kept], self.weights[kept] * shown[kept]
         (mean,) = jackknife(

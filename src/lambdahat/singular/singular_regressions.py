@@ -273,13 +273,9 @@ class OneLayer:
 
     The loss ½·Σ_k p_k·‖A·σ(Bx_k) − ȳ_k‖² is quadratic in A, so that only B needs quadrature.
 
-    Attributes:
-        activation: σ.
-        x: The distinct inputs, (K, inputs).
-        shares: p_k, the share of the samples at each, (K,).
-        means: ȳ_k, (K, outputs).
-        first: B at w*, (units, inputs).
-        second: A at w*, (outputs, units).
+    ``activation`` is σ, ``x`` the distinct inputs (K, inputs), ``shares`` p_k (K,) the share of the
+    samples at each, ``means`` ȳ_k (K, outputs), ``first`` B (units, inputs) and ``second`` A
+    (outputs, units) at w*.
     """
 
     activation: Callable[[Tensor], Tensor]
@@ -294,15 +290,8 @@ class OneLayer:
 
         A is integrated out in closed form and B by Gauss–Legendre panels that are even in
         asinh(b/FINEST), which resolves what varies near b = 0 and reaches far where γ is small. A
-        panel ends at b = 0, where ReLU has its kink.
-
-        Args:
-            nbeta: The inverse temperature nβ.
-            localization: The localization γ.
-
-        Returns:
-            The expectation; its error is the difference from a coarser grid. ``cost`` counts grid
-            points.
+        panel ends at b = 0, where ReLU has its kink. The error is the difference from a coarser
+        grid; ``cost`` counts grid points.
         """
         coarse, _ = self._integral(nbeta, localization, PANELS[0])
         for width in PANELS[1:]:

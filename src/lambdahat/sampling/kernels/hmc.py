@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require_count
+from lambdahat._core.check import require_count, require_number
 from lambdahat.sampling.kernels.kernel import (
     Evaluate,
     Info,
@@ -18,7 +18,6 @@ from lambdahat.sampling.kernels.kernel import (
     State,
     Streams,
     register,
-    require_share,
 )
 
 RUN = 1 << 18  # entries of a row that are widened together
@@ -53,7 +52,7 @@ class HMC(Kernel):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count(self.leapfrog, "leapfrog")
-        require_share(self.jitter, "jitter")
+        require_number(self.jitter, "jitter", "(0, 1]")
 
     def trajectory(self, step: int) -> tuple[int, float]:
         """The number of leapfrog steps of the ``step``-th trajectory and the length of each."""
@@ -62,10 +61,7 @@ class HMC(Kernel):
         return count, math.sqrt(self.step_size) * self.jitter ** ((step + 1) * ROOT % 1.0)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        evaluations = 0
-        if "loss" not in state.memory:
-            point, evaluations = self._evaluate(state.position, state.centre, evaluate), 1
-            state.memory["loss"], state.memory["force"] = point.loss.clone(), point.force.clone()
+        evaluations = self._prepare(state, evaluate)
         loss, force = state.memory["loss"], state.memory["force"]
         start = _Point(state.position, state.position - state.centre, loss, force)
         momentum = rng.normal_(torch.empty_like(start.position))
@@ -96,6 +92,14 @@ class HMC(Kernel):
                 force_square=square, virial=virial, recycled=loss, acceptance=acceptance
             )
         return state, info
+
+    def _prepare(self, state: State, evaluate: Evaluate) -> int:
+        """The loss and force where the chains are; 1 if they had to be evaluated."""
+        if "loss" in state.memory:
+            return 0
+        point = self._evaluate(state.position, state.centre, evaluate)
+        state.memory["loss"], state.memory["force"] = point.loss.clone(), point.force.clone()
+        return 1
 
     def _evaluate(self, position: Tensor, centre: Tensor, evaluate: Evaluate) -> _Point:
         loss, gradient = evaluate(position)

@@ -13,7 +13,14 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import describe, message, require
+from lambdahat._core.check import (
+    describe,
+    message,
+    require,
+    require_finite,
+    require_number,
+    require_type,
+)
 from lambdahat._core.rng import generator
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -221,18 +228,15 @@ class Kernel(ABC):
 
     def __post_init__(self) -> None:
         for name, value in (("step_size", self.step_size), ("nbeta", self.nbeta)):
-            require_number(value, name)
-            require(0 <= value < math.inf, name, "be a finite number of at least 0", repr(value))
-            object.__setattr__(self, name, float(value))
+            object.__setattr__(self, name, require_number(value, name, "[0, inf)"))
         require_localization(self.localization)
         scale = self.scale
         if scale is None or isinstance(scale, KroneckerScale):
             return
-        tensor = isinstance(scale, Tensor)
-        require(tensor, "scale", "be a tensor (P,) or (P, P)", scale, "", TypeError)
+        require_type(scale, Tensor, "scale", "be a tensor (P,) or (P, P)")
         square = scale.ndim == 2 and scale.shape[0] == scale.shape[1]
         require(scale.ndim == 1 or square, "scale", "have shape (P,) or (P, P)", scale)
-        require(bool(scale.isfinite().all()), "scale", "be finite", "NaN or infinity in it")
+        require_finite(scale, "scale")
         fine = torch.allclose(scale, scale.T, rtol=1e-4) if square else bool((scale != 0).all())
         expected = "be symmetric" if square else "have no zeros"
         require(fine, "scale", expected, scale, "S and S² must keep all directions")
@@ -255,7 +259,11 @@ class Kernel(ABC):
             got, cure = describe(self.localization), "lh.sample knows the names"
             raise ValueError(message("localization", expected, got, cure))
         tied = theta if centre is None else centre
-        return State(theta.detach().clone(), (tied[0] if tied.ndim > 1 else tied).detach().clone())
+        tied = tied[0] if tied.ndim > 1 else tied
+        state = State(theta.detach().clone(), tied.detach().clone())
+        if self.inertial:
+            state.memory["velocity"] = torch.zeros_like(state.position)
+        return state
 
     def resume(self, state: State, step_size: float) -> None:  # noqa: B027
         """Adapt a state that the same kernel left with another step size; most need not."""
@@ -372,22 +380,10 @@ class Kernel(ABC):
         """S ξ with ξ standard normal, in the buffer that the state keeps."""
         return self.scaled(rng.normal_(state.buffer))
 
-
-def rescale_increments(state: State, step_size: float, before: float) -> None:
-    """Rescale velocities that are increments of the position: their variance is ε/2."""
-    state.memory["velocity"].mul_(math.sqrt(step_size / before) if before > 0 else 0.0)
-
-
-def require_number(value: Any, name: str) -> None:
-    """Raise where a setting is not a real number."""
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    require(real, name, "be a number", describe(value), error=TypeError)
-
-
-def require_share(value: Any, name: str) -> None:
-    """A number in (0, 1]."""
-    require_number(value, name)
-    require(0 < value <= 1, name, "lie in (0, 1]", repr(value))
+    def rescale_velocity(self, state: State, step_size: float) -> None:
+        """Rescale velocities that are increments of the position, of variance ε/2, to this ε."""
+        factor = math.sqrt(self.step_size / step_size) if step_size > 0 else 0.0
+        state.memory["velocity"].mul_(factor)
 
 
 def require_localization(localization: Any) -> None:

@@ -7,19 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
-from torch import Tensor
-
-from lambdahat._core.check import require
-from lambdahat.sampling.kernels.kernel import (
-    Evaluate,
-    Info,
-    Kernel,
-    State,
-    Streams,
-    register,
-    require_number,
-)
+from lambdahat._core.check import require, require_number
+from lambdahat.sampling.kernels.kernel import Evaluate, Info, Kernel, State, Streams, register
 
 
 @register("kinetic")
@@ -57,7 +46,7 @@ class Kinetic(Kernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.friction is not None:
+        if self.friction is not None and self.friction != math.inf:
             require_number(self.friction, "friction")
             require(self.friction > 0, "friction", "be above 0", repr(self.friction))
 
@@ -75,11 +64,6 @@ class Kinetic(Kernel):
 
     def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
         return dataclasses.replace(self, step_size=step, friction=friction)
-
-    def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
-        state = super().init(theta, centre)
-        state.memory["velocity"] = torch.zeros_like(state.position)
-        return state
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         push, factor, info = self.observe(state, evaluate)

@@ -10,16 +10,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require, require_positive
-from lambdahat.sampling.kernels.kernel import (
-    Evaluate,
-    Info,
-    Kernel,
-    State,
-    Streams,
-    register,
-    require_share,
-)
+from lambdahat._core.check import require, require_number, require_positive
+from lambdahat.sampling.kernels.kernel import Evaluate, Info, Kernel, State, Streams, register
 
 
 @register("rmsprop_sgld")
@@ -40,7 +32,7 @@ class RMSpropSGLD(Kernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_share(self.decay, "decay")
+        require_number(self.decay, "decay", "(0, 1]")
         require_positive(self.epsilon, "epsilon")
         require(self.scale is None, "scale", "be left out: RMSprop-SGLD finds its own", self.scale)
 

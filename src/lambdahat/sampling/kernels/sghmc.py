@@ -7,19 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
-from torch import Tensor
-
-from lambdahat.sampling.kernels.kernel import (
-    Evaluate,
-    Info,
-    Kernel,
-    State,
-    Streams,
-    register,
-    require_share,
-    rescale_increments,
-)
+from lambdahat._core.check import require_number
+from lambdahat.sampling.kernels.kernel import Evaluate, Info, Kernel, State, Streams, register
 
 
 @register("sghmc")
@@ -38,7 +27,7 @@ class SGHMC(Kernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_share(self.friction, "friction")
+        require_number(self.friction, "friction", "(0, 1]")
 
     @property
     def time_step(self) -> float:
@@ -57,13 +46,8 @@ class SGHMC(Kernel):
     def is_unadjusted_mala(self) -> bool:
         return self.friction == 1
 
-    def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
-        state = super().init(theta, centre)
-        state.memory["velocity"] = torch.zeros_like(state.position)
-        return state
-
     def resume(self, state: State, step_size: float) -> None:
-        rescale_increments(state, self.step_size, step_size)
+        self.rescale_velocity(state, step_size)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         push, factor, info = self.observe(state, evaluate)

@@ -10,17 +10,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require
-from lambdahat.sampling.kernels.kernel import (
-    Evaluate,
-    Info,
-    Kernel,
-    State,
-    Streams,
-    register,
-    require_share,
-    rescale_increments,
-)
+from lambdahat._core.check import require, require_number
+from lambdahat.sampling.kernels.kernel import Evaluate, Info, Kernel, State, Streams, register
 
 
 @register("sgnht")
@@ -45,9 +36,9 @@ class SGNHT(Kernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_share(self.diffusion, "diffusion")
+        require_number(self.diffusion, "diffusion", "(0, 1]")
         if self.friction is not None:
-            require_share(self.friction, "friction")
+            require_number(self.friction, "friction", "(0, 1]")
         expected = "be left out: the thermostat knows one temperature only"
         require(self.scale is None, "scale", expected, self.scale)
 
@@ -77,13 +68,12 @@ class SGNHT(Kernel):
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         state = super().init(theta, centre)
-        state.memory["velocity"] = torch.zeros_like(state.position)
         start = self.diffusion if self.friction is None else self.friction
         state.memory["friction"] = torch.full_like(state.position[..., :1], start)
         return state
 
     def resume(self, state: State, step_size: float) -> None:
-        rescale_increments(state, self.step_size, step_size)
+        self.rescale_velocity(state, step_size)
         state.memory["friction"].fill_(self.diffusion if self.friction is None else self.friction)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
