@@ -92,7 +92,7 @@ def write(document: dict[str, Any]) -> None:
         for name in ("parameters", "problems")
     )
     PATH.write_text(f'{{\n "values": {{\n{rows}\n }}{others}\n}}\n', encoding="utf-8")
-    known_cases.stored.cache_clear()
+    known_cases.stored_references.cache_clear()
 
 
 def main() -> None:

@@ -19,7 +19,13 @@ from lambdahat.results import Estimate, Result, Status
 from lambdahat.sampling import hmc, sample, sgld
 from lambdahat.singular import bayes
 from lambdahat.singular.bayes import _over_samples, bayes_criteria
-from lambdahat.singular.observables import Reweighting, in_stretches, jackknife, joined, reweighted
+from lambdahat.singular.observables import (
+    Reweighting,
+    in_stretches,
+    jackknife,
+    join_stretches,
+    reweighted,
+)
 from tests.cases import classifier
 from tests.singular.regression import Coin, Regression, regression
 
@@ -182,7 +188,7 @@ def test_draws_with_parameters_give_what_streaming_gives(monkeypatch):
         )
 
     monkeypatch.setattr(
-        bayes, "tempered", lambda *args, **options: SimpleNamespace(chains=drawn(*args, **options))
+        bayes, "draw_at", lambda *args, **options: SimpleNamespace(chains=drawn(*args, **options))
     )
     given = bayes_criteria(
         KNOWN.problem, KNOWN.problem.on(HELD_OUT), chains=drawn(KNOWN.problem, 30.0)
@@ -368,7 +374,7 @@ def test_stretches_are_joined_by_their_lengths():
     ).numpy()
     cuts = np.cumsum(lengths)[:-1]
     means = np.stack([part.mean(axis=1) for part in np.split(draws, cuts, axis=1)], axis=1)
-    weights, sums = joined([means], lengths)
+    weights, sums = join_stretches([means], lengths)
     assert weights.shape == sums.shape[:2]
     assert 12 <= weights.shape[1] <= 20
     assert weights.mean() == pytest.approx(1)
@@ -386,7 +392,7 @@ def test_chains_tell_how_long_their_stretches_are():
         averages={"w": lambda theta: theta},
         keep_parameters=True,
     )
-    weights, sums = joined([chains.averages["w"]], chains.stretches)
+    weights, sums = join_stretches([chains.averages["w"]], chains.stretches)
     assert sum(chains.stretches) == 45
     assert sums.mean(axis=(0, 1)) / weights.mean() == pytest.approx(
         chains.parameters.mean(dim=(0, 1)).numpy()

@@ -503,7 +503,7 @@ def default_kernel(problem: Problem, step_size: float | None, batch_size: int | 
     return "hmc" if whole and small and whole_is_cheap(problem) else "kinetic"
 
 
-def tempered(problem: Problem, nbeta: float, **settings: Any) -> SamplingRun:
+def draw_at(problem: Problem, nbeta: float, **settings: Any) -> SamplingRun:
     """Chains at nβ with ``settings`` as for ``llc``; a kernel among these must have that nβ."""
     kernel = settings.get("kernel")
     if isinstance(kernel, Kernel):

@@ -199,7 +199,7 @@ def _over_localization(
         centre = llc(problem, **settings)  # first: it finds γ
         grid = [factor * float(centre.localization) for factor in LADDER]
     else:
-        given = _listed(localizations, "localizations")
+        given = _as_list(localizations, "localizations")
         grid = [require_positive(one, "localizations") for one in given]
         _require_distinct(grid, "localizations", grid)
         grid.sort()
@@ -225,7 +225,7 @@ def _over_nbeta(problem: Problem, nbetas: Any, settings: Mapping[str, Any]) -> C
     named = {"n/log n": default}
     if isinstance(batch, int) and batch > 2:
         named["batch"] = inverse_temperature("batch", count, batch)[0]
-    grid = _listed(nbetas, "nbetas")
+    grid = _as_list(nbetas, "nbetas")
     for one in grid:  # refuse what is no inverse temperature before any sampling
         if isinstance(one, str):
             inverse_temperature(require_choice(one, "nbetas", NAMES), count, batch or count)
@@ -248,7 +248,7 @@ def _over_nbeta(problem: Problem, nbetas: Any, settings: Mapping[str, Any]) -> C
     return CoefficientCurve("nbeta", places, tuple(results), results[0].localization, default)
 
 
-def _listed(values: Any, name: str) -> list[Any]:
+def _as_list(values: Any, name: str) -> list[Any]:
     """The entries of a list, an array or a tensor; at least one."""
     plain = values.tolist() if isinstance(values, Tensor | np.ndarray) else values
     several = isinstance(plain, Iterable) and not isinstance(plain, str | Mapping)

@@ -153,7 +153,7 @@ def _energies(
 
 @dataclass(frozen=True)
 class Reference:
-    """A truth that takes long: looked up where it is stored, else computed.
+    """An expensive reference value: looked up where it is stored, else computed.
 
     ``compute(nbeta, localization, effort)`` takes about ``effort`` times as long as it needs for an
     error of less than one per cent. ``problem``, where the case has data, is what the stored value
@@ -169,10 +169,10 @@ class Reference:
 
     def known(self, nbeta: float, localization: float) -> Estimate | None:
         """The stored value, or None."""
-        mark = stored()["problems"].get(self.case)
+        mark = stored_references()["problems"].get(self.case)
         if self.problem is not None and mark != rounded_digest(self.problem()):
             return None
-        for at, tie, value, stderr, dof in stored()["values"].get(self.case, ()):
+        for at, tie, value, stderr, dof in stored_references()["values"].get(self.case, ()):
             if np.allclose((at, tie), (nbeta, localization), rtol=1e-9, atol=0):
                 return Estimate(value, stderr, dof=dof)
         return None
@@ -186,7 +186,7 @@ def rounded_digest(problem: Problem) -> str:
 
 
 @cache
-def stored() -> dict[str, Any]:
+def stored_references() -> dict[str, Any]:
     """What benchmarks/references.py wrote: values, parameters and digests by case."""
     text = resources.files(__package__).joinpath("references.json").read_text("utf-8")
     references: dict[str, Any] = json.loads(text)
@@ -325,7 +325,7 @@ def perceptron_model() -> nn.Module:
 
 def perceptron_problem() -> Problem:
     """The ReLU network at its stored minimum."""
-    model, rows = perceptron_model(), stored()["parameters"][MLP]
+    model, rows = perceptron_model(), stored_references()["parameters"][MLP]
     values = {name: torch.tensor(value, dtype=torch.float64) for name, value in rows.items()}
     model.load_state_dict(values, assign=True)
     return Problem(model, "cross_entropy", perceptron_data())

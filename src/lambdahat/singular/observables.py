@@ -89,7 +89,7 @@ def jackknife(statistic: Statistic, stretches: Sequence[Array]) -> list[Estimate
     return estimates
 
 
-def joined(means: Sequence[Array], lengths: Sequence[int]) -> list[Array]:
+def join_stretches(means: Sequence[Array], lengths: Sequence[int]) -> list[Array]:
     """Means over stretches of such lengths, each (chains, stretches, …), as sums over some twenty
     of about one length.
 

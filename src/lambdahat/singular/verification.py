@@ -176,7 +176,7 @@ def verify(
     for done, case in enumerate(chosen):
         report("verify", done, len(chosen))
         path = None if folder is None else Path(folder) / "cases" / _file_name(case.name)
-        row = None if path is None else _finished(path, seed, case)
+        row = None if path is None else _load_comparison(path, seed, case)
         if row is None:
             row = compare(case, seed)
             if path is not None:
@@ -212,7 +212,7 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.,-]+", "_", name) + ".json"
 
 
-def _finished(path: Path, seed: int, case: KnownCase) -> Comparison | None:
+def _load_comparison(path: Path, seed: int, case: KnownCase) -> Comparison | None:
     """The comparison that an earlier run of the same seed and problem has left."""
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""What chains take, by the plan and by counting live tensors; together or one by one, recorded
+"""What chains take, by the plan and by counting live tensors; together or one by one, captured
 or not, by the room.
 """
 
@@ -112,27 +112,27 @@ def test_the_room_decides_between_one_by_one_together_and_recorded():
     """Four chains of SGLD: 12 vectors of their own, 5 in common, 13 of one that is probed, and
     their passes.
     """
-    alone, together, recorded = (
+    alone, together, captured = (
         take / ROW
         for take in (
             demand(36).one_by_one(),
             demand(36).together(),
-            demand(36).together(recorded=True),
+            demand(36).together(captured=True),
         )
     )
     assert 12 + 5 + 13 < alone < 36
     assert alone < together < 40
-    assert recorded == pytest.approx(together + CHAINS * 2)  # a copy of the positions and buffers
+    assert captured == pytest.approx(together + CHAINS * 2)  # a copy of the positions and buffers
     assert not demand(36).together_fits()
     assert demand(48).together_fits()
-    assert not demand(48).together_fits(recorded=True)
-    assert demand(60).together_fits(recorded=True)
+    assert not demand(48).together_fits(captured=True)
+    assert demand(60).together_fits(captured=True)
     assert demand(60, chains=3).together() < demand(60).together()
 
 
 def test_without_a_budget_all_chains_are_probed_together():
     assert demand(None).together() - demand(60).together() == pytest.approx((CHAINS - 1) * 13 * ROW)
-    assert demand(None).together_fits(recorded=True)
+    assert demand(None).together_fits(captured=True)
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,15 @@ class Demand:
     samples: int
     plan: ChainPlan
 
-    def together_fits(self, recorded: bool = False) -> bool:
+    def together_fits(self, captured: bool = False) -> bool:
         """Whether all chains in one call, or in one CUDA graph, fit into memory."""
         memory = self.problem.memory
         room = SHARE * free_memory(self.problem.device) if memory is None else SLACK * memory
-        return self.together(recorded) <= room
+        return self.together(captured) <= room
 
-    def together(self, recorded: bool = False) -> float:
+    def together(self, captured: bool = False) -> float:
         """The bytes that all chains in one call take."""
-        copied = self._each - 1 if recorded else 0  # all but the gradient
+        copied = self._each - 1 if captured else 0  # all but the gradient
         # a gradient is measured on one and two samples, and is on a line through both
         counts = (1, 2)[: min(self.samples, self.problem.batches.first().size)]
         peaks = [_gradient_peak(self.problem, count, again=False) for count in counts]
@@ -192,7 +192,7 @@ class GraphRunner(Runner):
         self.gradients_spent += steps
         self.state.steps += steps
 
-    def _recorded_step(self) -> None:
+    def _step_into_traces(self) -> None:
         values = torch.stack([value.double() for value in self._step()])
         self._traces.index_copy_(2, self._place, values.unsqueeze(2))
         self._place.add_(1)
@@ -209,13 +209,13 @@ class GraphRunner(Runner):
         side = side_stream(self.problem.device)
         with beside(self.problem.device, side):
             for _ in range(3):
-                self._recorded_step()
+                self._step_into_traces()
         fresh = self._tensors()[len(before) :]  # what the kernel made at its first step
         self._graph = torch.cuda.CUDAGraph()
         for stream in streams:
             self._graph.register_generator_state(stream)
         with torch.cuda.graph(self._graph, stream=side):
-            self._recorded_step()
+            self._step_into_traces()
         for tensor, value in zip(self._tensors(), before, strict=False):
             tensor.copy_(value)
         for tensor in fresh:
@@ -272,7 +272,7 @@ def _make_runner(
         expected = f"be one of {', '.join(makers)} for this problem and kernel"
         require(mode in makers, "mode", expected, repr(mode), WHY_NOT.get(mode, ""))
         if memory is not None and mode in ("batched", "graph"):
-            needed = demand.together(recorded=mode == "graph")
+            needed = demand.together(captured=mode == "graph")
             expected = f"fit into the problem's memory, {memory:,} bytes"
             got, cure = f"{mode!r}, which needs {needed:,.0f}", 'mode="auto" takes one that fits'
             require(needed <= memory, "mode", expected, got, cure)
@@ -280,7 +280,7 @@ def _make_runner(
     small = problem.num_parameters * samples <= SMALL and memory is None
     if not small and (problem.num_parameters > LARGE or not demand.together_fits()):
         return makers["sequential"](), "sequential"
-    if "graph" in makers and (small or demand.together_fits(recorded=True)):
+    if "graph" in makers and (small or demand.together_fits(captured=True)):
         # a model that cannot be mapped or captured fails in the making
         with suppress(*Failure), rng_untouched():
             return makers["graph"](), "graph"

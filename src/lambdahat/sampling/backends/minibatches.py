@@ -164,7 +164,7 @@ class SampleLosses:
         right = False
         with torch.no_grad():
             whole = problem.batch_loss(parameters, batch).double()
-            for way in (*ways, kind._mapped, kind._looped):
+            for way in (*ways, kind._by_vmap, kind._by_loop):
                 self._way = way
                 try:
                     parts = way(self, parameters, batch)
@@ -172,7 +172,7 @@ class SampleLosses:
                     raise
                 except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
                     continue
-                if parts.shape == (batch.size,) or way is kind._looped:
+                if parts.shape == (batch.size,) or way is kind._by_loop:
                     off = (parts.double().mean() - whole).abs()
                     right = bool(off <= 1e-4 * (1e-3 + whole.abs()))
                     if right:
@@ -197,7 +197,7 @@ class SampleLosses:
         assert loss is not None
         return torch.vmap(lambda z, y: loss.value(z.unsqueeze(0), y.unsqueeze(0)))(output, target)
 
-    def _mapped(self, parameters: Parameters, batch: Batch) -> Tensor:
+    def _by_vmap(self, parameters: Parameters, batch: Batch) -> Tensor:
         columns, single = rows_of(batch)
         if not any(column.numel() for column in columns):  # no data: the samples are alike
             return self.problem.batch_loss(parameters, batch).reshape(()).expand(batch.size)
@@ -207,7 +207,7 @@ class SampleLosses:
         with twice_differentiable(), torch.no_grad():  # fused attention has no rule for vmap
             return one(*columns)
 
-    def _looped(self, parameters: Parameters, batch: Batch) -> Tensor:
+    def _by_loop(self, parameters: Parameters, batch: Batch) -> Tensor:
         rows = torch.arange(batch.size, device=self.problem.device).split(1)
         losses = (self.problem.batch_loss(parameters, take(batch, row)) for row in rows)
         return torch.stack([loss.reshape(()) for loss in losses])
