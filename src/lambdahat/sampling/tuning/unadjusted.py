@@ -242,6 +242,8 @@ class StepPilot:
         self._seed, self._looks, self._largest = seed, 0, 0.0
         self._reductions, self._friction, self._trace = 0, 1.0, 0.0
         self._moments: CurvatureMoments | None = None
+        source = runner.ground.source
+        self._by_sample = source is not None and source.by_sample
 
     def tune(self, batch_given: bool) -> tuple[Kernel, dict[str, str], Coarse]:
         """Find time step and batch size, burn in, and draw at twice the step.
@@ -377,7 +379,8 @@ class StepPilot:
             seen = size if scaled else size + tie
             if math.isfinite(seen):
                 self._largest = max(self._largest, seen)
-        self._largest = -self._least(-self._largest, "the curvature along the chains")
+        ranks, what = self.problem.ranks, "the curvature along the chains"
+        self._largest = -ranks.least(-self._largest, what, self.problem.device)
         require(self._largest > 0, "localization", "be above 0 where the loss is flat", repr(tie))
 
     def _against_noise(self, step: float, energy: float, batch_given: bool) -> tuple[float, str]:
@@ -507,7 +510,8 @@ class StepPilot:
             new, reason = self._against_noise(self._largest_step(), energy, batch_given=True)
             passes = 3 * self.runner.batch_size * self.problem.num_parameters
             cost = 1 + 2 * scale.products / passes
-            gain = self._least(before / (self._relaxation(new) * cost), "what a mass gains")
+            ranks, gain = self.problem.ranks, before / (self._relaxation(new) * cost)
+            gain = ranks.least(gain, "what a mass gains", self.problem.device)
             if gain >= MASS_GAIN:
                 mass = f"Kronecker products, with which chains relax {gain:.1f} times as fast"
                 return new, reason, mass
@@ -543,12 +547,8 @@ class StepPilot:
             slower = max(excess * now / size, 1.0) if size < samples else 1.0
             return (price + slope * (size - now)) * math.pow(slower, 1 / order)
 
-        return int(self._least(min(sizes, key=cost), "the batch size")), now
-
-    def _least(self, value: float, what: str) -> float:
-        """The minimum over all ranks, each of which ran its own chains."""
-        ranks = self.problem.ranks
-        return value if ranks.size == 1 else ranks.least(value, what, self.problem.device)
+        best, ranks = min(sizes, key=cost), self.problem.ranks
+        return int(ranks.least(best, "the batch size", self.problem.device)), now
 
     def _resize(self, size: int) -> None:
         """Go on with batches of this size, in pieces whose passes fit into memory."""
@@ -561,11 +561,6 @@ class StepPilot:
             elif self.problem.device.type == "cuda":
                 piece = 16 * DEFAULT_BATCH
             self.runner.resize(size, self.runner.ground.plan.accumulate * -(-size // piece))
-
-    @property
-    def _by_sample(self) -> bool:
-        source = self.runner.ground.source
-        return source is not None and source.by_sample
 
     @property
     def _whole(self) -> bool:
