@@ -52,8 +52,8 @@ SMALLER = (
     ("lambdahat verify --quick", "lambdahat verify --quick --case quadratic-d5-k1e4"),
 )
 SLOW = {"minibatch-rates.md", "minibatch-results.md"}  # four experiments at the scale smoke
-# Left to `make docs-check`: tests/cli/test_processes.py and test_advise.py run the same commands.
-LONG = {"many-processes.md", "batch-and-step.md"}
+# Left to `make docs-check`: tests/cli run the same commands.
+LONG = {"many-processes.md", "batch-and-step.md", "command-line.md"}
 
 
 @pytest.fixture(autouse=True)

@@ -114,7 +114,7 @@ def test_the_own_loss_of_a_causal_language_model_has_a_gauss_newton_matrix(
         relative(lh.ekfac(problem).known_trace() * torch.ones(1), truth.trace() * torch.ones(1))
         < 1e-10
     )
-    assert lh.trace(lh.ggn(problem), tol=0.02).value == pytest.approx(
+    assert lh.trace(lh.ggn(problem), tol=0.04).value == pytest.approx(
         float(truth.trace()), rel=0.05
     )
 

@@ -5,6 +5,7 @@ fewer gradients.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -83,10 +84,15 @@ def regression(
     return lh.Problem(model.to(dtype), "mse", (x.to(dtype), y.to(dtype))), x.T @ x / samples
 
 
+@cache
+def with_mass(batch_size: int | None) -> lh.LearningCoefficient:
+    problem, _ = regression()
+    return lh.llc(problem, kernel="kinetic", localization=TIE, seed=0, batch_size=batch_size)
+
+
 @pytest.mark.parametrize("batch_size", [None, 256])
 def test_chains_with_a_mass_give_the_exact_coefficient(batch_size: int | None) -> None:
-    problem, covariance = regression()
-    found = lh.llc(problem, kernel="kinetic", localization=TIE, seed=0, batch_size=batch_size)
+    found, (_, covariance) = with_mass(batch_size), regression()
     # the mean over 12 outputs
     stiff = found.nbeta * torch.linalg.eigvalsh(covariance).double() * 2 / 12
     truth = 12 * float((stiff / (stiff + TIE)).sum()) / 2
@@ -96,13 +102,12 @@ def test_chains_with_a_mass_give_the_exact_coefficient(batch_size: int | None) -
 
 
 def test_a_mass_saves_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, _ = regression()
-    with_mass = lh.llc(problem, kernel="kinetic", localization=TIE, seed=0)
+    found, (problem, _) = with_mass(None), regression()
     monkeypatch.setattr(unadjusted, "MASS_SIZE", math.inf)
     without = lh.llc(problem, kernel="kinetic", localization=TIE, seed=0)
     assert "mass" not in without.chains.reasons
-    assert with_mass.ess / with_mass.cost > 1.5 * without.ess / without.cost
-    assert with_mass.status is without.status is lh.Status.CONVERGED
+    assert found.ess / found.cost > 1.5 * without.ess / without.cost
+    assert found.status is without.status is lh.Status.CONVERGED
 
 
 def test_no_mass_where_tensors_are_small_or_it_does_not_help() -> None:

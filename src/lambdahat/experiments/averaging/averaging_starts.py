@@ -183,7 +183,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§§7.8.4 and 7.8.5, Table 7.6, Figures 7.11 and 7.12b",
     {
-        "smoke": StartScale(*SMOKE, batch=32, quick=True),
+        "smoke": StartScale(*SMOKE, batch=48, quick=True),
         "cpu": StartScale(*CPU, side=8, batch=64, quick=True),
         "paper": StartScale(*PAPER, augmented=True, precision="bfloat16"),
     },
