@@ -16,8 +16,7 @@ demo: .venv/.dev ## The NGD paper in miniature, on digits; writes demo-output/
 
 # Not quietly: mkdocs counts no warnings as failures under --quiet.
 test: check ## Style, types, layering, tests, documentation
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=25
-	$(BIN)/python -m pytest --doctest-modules src
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=25 --doctest-modules src tests
 	$(BIN)/mkdocs build --strict
 
 check: .venv/.dev ## Style, types, layering
