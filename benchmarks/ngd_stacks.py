@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lambdahat._core.check import require
 from lambdahat._core.progress import report
-from lambdahat._core.rng import derived_seed
+from lambdahat._core.rng import derived_seed, generator
 from lambdahat._core.storage import Damaged, digest, digest_tensors, write_atomically
 from lambdahat.data.catalogue import data_digest
 from lambdahat.experiments.kit import Cell, Row
@@ -32,7 +32,6 @@ from lambdahat.experiments.ngd.ngd_runs import (
     Pair,
     RunPoint,
     Way,
-    draw_rows,
     load_images,
     network,
     runs_from,
@@ -96,7 +95,8 @@ def train_together(
         }
     descent = StackedDescent(model.parameters, optimizer, values)
     stepped = _StepWithNorms(model, descent, (x, y), values["lr"])
-    rows = torch.stack([draw_rows(seed, "training", len(y), setting.training) for seed in starts])
+    drawn = [torch.randperm(len(y), generator=generator(seed, "training")) for seed in starts]
+    rows = torch.stack([order[: setting.training] for order in drawn])
     abouts = [
         _about(one, seed, optimizer, vector, member.stage)
         for one, seed, member, vector in zip(

@@ -359,18 +359,19 @@ def made_with(device: str, data: Mapping[str, str] | None = None) -> dict[str, s
     return {name: text for name, text in facts.items() if text}
 
 
-def data_of(made: Mapping[str, str]) -> dict[str, str]:
-    """The digests of a cell's data, by name; none for cells of early versions."""
+def data_of(cell: Cell, made: Mapping[str, str]) -> dict[tuple[str, str | None], str]:
+    """The digests of a cell's data, by their name and the folder that the cell names; none for
+    cells of early versions.
+    """
     parts = [part.rpartition(" ") for part in made.get(DATA, "").split(", ") if part]
-    return {name: digest for name, _, digest in parts}
+    return {(name, cell.get("folder") or None): digest for name, _, digest in parts}
 
 
-def changed_data(made: Mapping[str, str], cell: Mapping[str, Any]) -> list[str]:
+def changed_data(cell: Cell, made: Mapping[str, str]) -> list[str]:
     """The data of a cell that have changed, as "name (was …, is …)"; absent data are left out."""
     changed = []
-    for name, before in data_of(made).items():
+    for (name, own), before in data_of(cell, made).items():
         folder, _, stem = name.rpartition("/")
-        own = cell.get("folder") or None  # the cell's own folder of data
         with suppress(FileNotFoundError):
             now = outside_digest(folder, stem) if folder else data_digest(name, own)
             if now not in (None, ABSENT, before):

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.check import message, require, require_choice, require_count
 from lambdahat._core.progress import report
 from lambdahat.data.sources import noting_data
 from lambdahat.experiments.kit.cells import Cell, Row, key_of, label_of, without_seeds
@@ -248,16 +248,17 @@ def sweep(
     if address is None:  # else the workers may have what this machine lacks
         _require_device(device)
     cells = experiment.grid(scale)
-    chosen = [cell for cell in cells if matches(cell, only)]
-    example = f"cells read like {label_of(cells[0])!r}"
-    require(bool(chosen), "only", "match a cell", repr(only), example)
+    chosen = cells if only is None else [cell for cell in cells if matches(cell, only)]
+    if not chosen:
+        example = f"cells read like {label_of(cells[0])!r}"
+        raise ValueError(message("only", "match a cell", repr(only), example))
     store = Store(folder, experiment.name, scale)
     store.open(cells, command, keep=resume)
     made = store.made()
     if address is None:  # else the data are where the workers are
         _require_same_data(store, made)
-    used = {key: digest for cell, facts in made for key, digest in _data_of(cell, facts)}
-    done = store.finished()
+    used = {key: digest for each in made for key, digest in data_of(*each).items()}
+    done = dict(store.times())
     left = [cell for cell in chosen if key_of(cell) not in done]
     task, total = f"{experiment.name} ({scale})", len(chosen)
     report(task, total - len(left), total)
@@ -267,9 +268,9 @@ def sweep(
         run = partial(run_cell, experiment=experiment, device=device, threads=1)
         outcomes = BACKENDS[backend](run, left, jobs, address, device)
     for finished, outcome in enumerate(outcomes, total - len(left) + 1):
-        data = dict(_data_of(outcome.cell, outcome.made))
+        data = data_of(outcome.cell, outcome.made)
         others = [
-            f"{key[0]} ({data[key]})" for key in data if used.get(key, data[key]) != data[key]
+            f"{key[0]} ({data[key]})" for key in data if key in used and used[key] != data[key]
         ]
         if outcome.rows is None or others:
             reason = f"made with other data than the cells before: {', '.join(others)}"
@@ -354,14 +355,9 @@ def _time_cell(experiment: Experiment, cell: Cell, device: str, warm: bool) -> t
     return start + (epochs - few) * pace, f"from {few} and {more} of {epochs} epochs"
 
 
-def _data_of(cell: Cell, made: Mapping[str, str]) -> list[tuple[tuple[str, Any], str]]:
-    """The digests of a cell's data, by their name and the folder that the cell names."""
-    return [((name, cell.get("folder")), digest) for name, digest in data_of(made).items()]
-
-
 def _require_same_data(store: Store, made: list[tuple[Cell, dict[str, str]]]) -> None:
     """Rows of a data set that has changed since must not stand beside those of this one."""
-    changed = dict.fromkeys(text for cell, facts in made for text in changed_data(facts, cell))
+    changed = dict.fromkeys(text for cell, facts in made for text in changed_data(cell, facts))
     same = "have been made with the data that are here"
     cure = "put the data back, or run all cells anew with --fresh (resume=False)"
     require(not changed, str(store.path), same, ", ".join(changed), cure)

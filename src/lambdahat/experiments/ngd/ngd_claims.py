@@ -45,8 +45,8 @@ CHANCE = math.log(CLASSES)  # the loss of guessing
 LEARNT = CHANCE / 2
 INTERPOLATED = CHANCE / 100
 ASSUMED = kit.sentences(f"""
-    Inputs of mean 0 and deviation 1, ReLU, PyTorch's initial law, no momentum and no decay: the
-      paper does not say.
+    Inputs of zero mean and unit standard deviation, ReLU, PyTorch's default initialisation, no
+      momentum and no weight decay: the paper does not say.
     The online natural gradient (Eqs. 6 and 7) with its default rank, period and forgetting,
       rescaled to ‖∇L‖.
     The paper gives no settings of its sampler. Here: SGLD, γ = 100, chains of fixed length, the

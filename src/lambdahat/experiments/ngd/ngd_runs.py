@@ -185,15 +185,13 @@ def subject_of(cell: Cell, device: str) -> NgdSubject:
 
 def images(setting: NgdSetting, network: str, seed: int) -> tuple[Pair, Pair, int]:
     """Standardised training and held-out images, drawn by the seed, and the number of classes."""
-    near, far, classes = load_images(setting.data, network)
-    rows = draw_rows(seed, "training", len(near[1]), setting.training)
-    others = draw_rows(seed, "held out", len(far[1]), setting.held_out)
-    return (near[0][rows], near[1][rows]), (far[0][others], far[1][others]), classes
-
-
-def draw_rows(seed: int, part: str, total: int, count: int) -> Tensor:
-    """Which images of a part of the data a seed takes, in its order."""
-    return torch.randperm(total, generator=generator(seed, part))[:count]
+    *parts, classes = load_images(setting.data, network)
+    counts = {"training": setting.training, "held out": setting.held_out}
+    drawn = []
+    for (x, y), (name, count) in zip(parts, counts.items(), strict=True):
+        rows = torch.randperm(len(y), generator=generator(seed, name))[:count]
+        drawn.append((x[rows], y[rows]))
+    return drawn[0], drawn[1], classes
 
 
 def load_images(data: str, network: str) -> tuple[Pair, Pair, int]:

@@ -188,8 +188,8 @@ SHORT = (
     " the stretch in the cells' settings, so that ‖θ‖ shrinks by the same factor."
 )
 DEVIATION = (
-    'The column "init σ²" is read as a deviation: only so do the printed norms of both regimes give'
-    " one P."
+    'The column "init σ²" is read as a standard deviation: only then do the printed norms of both'
+    " regimes give the same P."
 )
 
 
