@@ -130,7 +130,7 @@ def test_the_recurrence_itself_in_single_precision():
     rows = {}
     for dtype, kind in ((torch.float64, np.float64), (torch.float32, np.float32)):
         matrix = csr_tensor(one.normalized(kind), dtype)
-        found = spectra._paired(matrix, start.to(dtype, copy=True), 100)
+        found = spectra._paired_moments(matrix, start.to(dtype, copy=True), 100)
         rows[dtype] = found / found[:, :1]
     off = (rows[torch.float32] - rows[torch.float64]).abs()
     assert float(off.max()) < 2e-5
@@ -145,7 +145,7 @@ def test_long_sums_in_single_precision():
     matrix = csr_tensor(
         scipy.sparse.eye_array(len(start), format="csr", dtype=np.float32), torch.float32
     )
-    found = spectra._paired(matrix, start, 5)
+    found = spectra._paired_moments(matrix, start, 5)
     assert found.shape == (3, 6)
     assert found.dtype == torch.float64
     assert float((found / exact[:, None] - 1).abs().max()) < 1e-6

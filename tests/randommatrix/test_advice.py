@@ -363,7 +363,7 @@ def test_training_from_a_minimum_finds_the_limit_above_the_noise():
         float(found[name, 10]) for name in ("stable rate by training", "largest stable rate")
     )
     assert 0.8 * rule < trained < 1.5 * rule
-    assert "what noise lets expect" in found.recommendations[-1].reason
+    assert "what noise explains" in found.recommendations[-1].reason
 
 
 def test_a_search_that_fails_is_a_caution():

@@ -12,7 +12,7 @@ from lambdahat.randommatrix.rate_limits import (
     allowed_excess,
     differ,
     limit_of,
-    propagated,
+    propagate,
     stability_limit,
 )
 from lambdahat.results import Estimate
@@ -81,7 +81,7 @@ def test_an_eigenvalue_below_the_mean_adds_no_stability():
 
 
 def test_errors_of_a_linear_formula_add_in_quadrature():
-    found = propagated(lambda x, y: 3 * x - y, Estimate(1.0, 0.1, 5), Estimate(2.0, 0.4, 7))
+    found = propagate(lambda x, y: 3 * x - y, Estimate(1.0, 0.1, 5), Estimate(2.0, 0.4, 7))
     assert float(found) == 1.0
     assert math.isclose(float(found.stderr), 0.5)
     assert found.cost == 12
@@ -91,20 +91,20 @@ def test_errors_of_a_linear_formula_add_in_quadrature():
 def test_errors_of_a_quotient_are_those_of_simulation():
     rng = np.random.default_rng(0)
     draws = rng.normal(3.0, 0.05, 200_000) / rng.normal(2.0, 0.04, 200_000)
-    found = propagated(lambda x, y: x / y, Estimate(3.0, 0.05), Estimate(2.0, 0.04))
+    found = propagate(lambda x, y: x / y, Estimate(3.0, 0.05), Estimate(2.0, 0.04))
     assert math.isclose(float(found.stderr), draws.std(), rel_tol=0.02)
 
 
 def test_degrees_of_freedom_are_those_of_the_part_that_carries_the_error():
-    assert propagated(
+    assert propagate(
         lambda x, y: x + y, Estimate(1.0, 0.0), Estimate(1.0, 0.1, dof=4)
     ).dof == pytest.approx(4)
-    both = propagated(lambda x, y: x + y, Estimate(1.0, 0.1, dof=4), Estimate(1.0, 0.1, dof=4))
+    both = propagate(lambda x, y: x + y, Estimate(1.0, 0.1, dof=4), Estimate(1.0, 0.1, dof=4))
     assert both.dof == pytest.approx(8)
 
 
 def test_an_unknown_error_stays_unknown():
-    assert math.isnan(float(propagated(lambda x: 2 * x, Estimate(1.0, math.nan)).stderr))
+    assert math.isnan(float(propagate(lambda x: 2 * x, Estimate(1.0, math.nan)).stderr))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

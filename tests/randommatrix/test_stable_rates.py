@@ -9,7 +9,7 @@ from torch import nn
 
 from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
-from lambdahat.randommatrix.stable_rates import StableRate, bisected, largest_stable_rate
+from lambdahat.randommatrix.stable_rates import StableRate, bisect_rate, largest_stable_rate
 from lambdahat.results import Result
 from tests.cases import classifier
 
@@ -153,7 +153,7 @@ def test_a_dead_network_is_told_from_one_that_learns_by_the_factor():
 
 
 def test_bisection_brackets():
-    low, high = bisected(lambda rate: rate <= 0.3, 7.0, 1e-3)
+    low, high = bisect_rate(lambda rate: rate <= 0.3, 7.0, 1e-3)
     assert low <= 0.3 < high <= 1.001 * low
 
 

@@ -70,7 +70,7 @@ def _estimate(operator: LinearOperator, tol: float, probes: int | None, seed: in
         return _dense(operator, None, meter)
     unit = Normalised(operator)
     control = None if near is None else Normalised(near, unit)
-    found = _sampled(unit, control, meter, tol, probes, seed)
+    found = _sample(unit, control, meter, tol, probes, seed)
     return _dense(operator, near, meter) if found is None else unit.restored(found)
 
 
@@ -110,7 +110,7 @@ class _Moments:
         return (self.squares / (self.count * (self.count - 1))).sqrt()
 
 
-def _sampled(
+def _sample(
     operator: LinearOperator,
     near: LinearOperator | None,
     meter: Meter,

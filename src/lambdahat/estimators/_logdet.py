@@ -56,7 +56,7 @@ from lambdahat.krylov import (
     working_dtype,
 )
 from lambdahat.maxent import MaxentDensity, fit
-from lambdahat.maxent.bases import to_unit
+from lambdahat.maxent.bases import Bounds, to_unit
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import Matrix, OperatorLike
 from lambdahat.operators.rounding import MANY, rounding_of
@@ -78,7 +78,7 @@ def exact_logdet(operator: LinearOperator, scale: float = 1.0) -> Estimate:
     or times the rounding inside a model. Errors quote eigenvalues times ``scale``.
     """
     if isinstance(operator, Matrix) and operator.matrix.layout != torch.strided:
-        return _of_pivots(_sparse_pivots(operator, scale))
+        return _sum_of_logs(_sparse_pivots(operator, scale))
     _require_room(3 * 8 * operator.dim**2, operator)
     before, matrix = operator.matvecs, operator.dense().double()
     require_finite(matrix)
@@ -96,7 +96,7 @@ def exact_logdet(operator: LinearOperator, scale: float = 1.0) -> Estimate:
         largest = inverse.abs().max()  # squares of the entries may leave the range
         error = max(size, noise) * float(largest * torch.linalg.matrix_norm(inverse / largest))
     pivots = factor.diagonal().square().cpu().numpy()
-    return _of_pivots(pivots, error, operator.matvecs - before, noise)
+    return _sum_of_logs(pivots, error, operator.matvecs - before, noise)
 
 
 def require_positive_eigenvalue(least: float, kind: str, after: str = "") -> None:
@@ -105,7 +105,7 @@ def require_positive_eigenvalue(least: float, kind: str, after: str = "") -> Non
     require(least > 0, "the operator of logdet", expected, f"the {kind} {least:.3g}{after}", CURE)
 
 
-def _of_pivots(pivots: Array, error: float = 0.0, cost: int = 0, noise: float = 0.0) -> Estimate:
+def _sum_of_logs(pivots: Array, error: float = 0.0, cost: int = 0, noise: float = 0.0) -> Estimate:
     """Σ log of the pivots; PRECISION_LIMIT if rounding may decide their sign or sum."""
     least, largest = float(pivots.min()), float(pivots.max())
     fine = least > max(BREAKDOWN * EPSILON * largest, noise) and error <= SURE * len(pivots)
@@ -299,7 +299,7 @@ class _Task:
     """
 
     ready: Preconditioned
-    bounds: tuple[float, float] | None
+    bounds: Bounds | None
     depth: int | None
     probes: int | None
     seed: int
@@ -314,7 +314,7 @@ class _Task:
         return self.ready.operator
 
     @property
-    def known(self) -> tuple[float, float]:
+    def known(self) -> Bounds:
         """What is known of both ends of its spectrum."""
         return self.inner.known_bounds() if self.bounds is None else self.ready.inside(self.bounds)
 
@@ -424,7 +424,7 @@ def _slq(task: _Task) -> _Reading:
     if task.count > 1:
         others = task.count - 1
         runs += lanczos_runs(task.inner, task.depth, others, task.seed, "logdet", first=probe + 1)
-    return _of_runs(task, runs)
+    return _read_runs(task, runs)
 
 
 def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int) -> Estimate:
@@ -439,7 +439,7 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
     before, probe, cap, share, deflations = inner.matvecs, 0, DEFAULT_DEPTH, 0.6, DEFLATIONS
 
     def enough(run: Lanczos) -> bool:
-        reading = _of_runs(task, [run])
+        reading = _read_runs(task, [run])
         if quantile * reading.bias() <= share * reading.allowed(tol):
             lengths.append(len(run.alpha))
         return bool(lengths) and len(run.alpha) >= PILOT
@@ -458,7 +458,7 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
         task = dataclasses.replace(task, apart=apart, positive=bounded_away(pilot))
         runs = [_without_basis(pilot.leading(depth))]
         while True:
-            reading, spent = _of_runs(task, runs), first + inner.matvecs - before
+            reading, spent = _read_runs(task, runs), first + inner.matvecs - before
             found, allowed, left = reading.estimate(), reading.allowed(tol), limit - spent + first
             narrow = float(found.stderr) * student_quantile(LEVEL, found.dof) <= allowed
             if narrow and (len(runs) > 1 or depth < 8):
@@ -526,7 +526,7 @@ def _without_basis(run: Lanczos) -> Lanczos:
     return dataclasses.replace(run, basis=run.basis[:, :0].clone())
 
 
-def _of_runs(task: _Task, runs: list[Lanczos]) -> _Reading:
+def _read_runs(task: _Task, runs: list[Lanczos]) -> _Reading:
     """log det of the operator within from one run for each probe, all of the same depth."""
     inner, measure, noise = task.inner, quadrature(task.inner, runs), rounding(task.inner, runs)
     least = float(measure.nodes.min())
@@ -585,7 +585,7 @@ def _maxent(task: _Task) -> _Reading:
     if ends is None:
         return _slq(task)
     inner = task.inner
-    found, ends = _measured(task, ends)
+    found, ends = _measure_moments(task, ends)
     density = fit(found)
     slopes = density.sensitivity(np.log)
     means = density.moments(len(found) + 1, "chebyshev")
@@ -595,7 +595,7 @@ def _maxent(task: _Task) -> _Reading:
     unmatched = float(np.abs(slopes * density.residuals[1:]).sum())
     unsure = _limit(density, len(found), ends).distance(value) + unmatched
     status = density.status if density.status is not Status.CONVERGED else ends.status
-    return _moment_reading(task, ends, found, value + change, stderr, unsure, status)
+    return _moment_reading(task, ends, found.cost, value + change, stderr, unsure, status)
 
 
 def _chebyshev(task: _Task) -> _Reading:
@@ -609,12 +609,12 @@ def _chebyshev(task: _Task) -> _Reading:
     if ends is None:
         return _slq(task)
     inner = task.inner
-    found, ends = _measured(task, ends)
+    found, ends = _measure_moments(task, ends)
     orders = np.arange(1, len(found))
     a, b = math.sqrt(ends.guess), math.sqrt(ends.interval[1])
     rho = (b - a) / (b + a)
     series = np.append(2 * math.log((a + b) / 2), -2.0 * (-rho) ** orders / orders)
-    series = _moved(series, (ends.guess, ends.interval[1]), ends.interval)
+    series = _change_interval(series, (ends.guess, ends.interval[1]), ends.interval)
     means = np.append(found.values, found.values[-2:])
     change, stderr = _known_moments_correction(inner, found, series[1:], means)
     value = float(series @ found.values)
@@ -624,25 +624,19 @@ def _chebyshev(task: _Task) -> _Reading:
         unsure = bound
     else:
         unsure = min(bound, _limit(fit(found), len(found), ends).distance(value))
-    return _moment_reading(task, ends, found, value + change, stderr, unsure, ends.status)
+    return _moment_reading(task, ends, found.cost, value + change, stderr, unsure, ends.status)
 
 
 def _moment_reading(
-    task: _Task,
-    ends: _Ends,
-    found: Moments,
-    mean: float,
-    stderr: float,
-    unsure: float,
-    status: Status,
+    task: _Task, ends: _Ends, cost: int, mean: float, error: float, unsure: float, status: Status
 ) -> _Reading:
     """The reading of a mean of log λ from moments."""
-    dim, cost, dof = task.inner.dim, found.cost + ends.cost, float(task.count - 1)
-    estimate = Estimate(dim * mean, dim * stderr, cost, status, dof)
+    dim, dof = task.inner.dim, float(task.count - 1)
+    estimate = Estimate(dim * mean, dim * error, cost + ends.cost, status, dof)
     return _Reading(task, estimate, ends.size, unsure + ends.missed)
 
 
-def _moved(series: Array, first: tuple[float, float], second: tuple[float, float]) -> Array:
+def _change_interval(series: Array, first: Bounds, second: Bounds) -> Array:
     """The Chebyshev series (m + 1,) on ``first`` as coefficients on the interval ``second``."""
     if first == second:
         return series
@@ -686,7 +680,7 @@ def _known_moments_correction(
     return (change, math.sqrt(after)) if after < before else (0.0, math.sqrt(before))
 
 
-def _first_moments(inner: LinearOperator, bounds: tuple[float, float]) -> list[float]:
+def _first_moments(inner: LinearOperator, bounds: Bounds) -> list[float]:
     """The first one or two Chebyshev moments on ``bounds``, as far as tr A and tr A² are known."""
     middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
     trace, squares = inner.known_trace(), inner.known_squares()
@@ -699,7 +693,7 @@ def _first_moments(inner: LinearOperator, bounds: tuple[float, float]) -> list[f
     return [first, 2 * second - 1]
 
 
-def _measured(task: _Task, ends: _Ends) -> tuple[Moments, _Ends]:
+def _measure_moments(task: _Task, ends: _Ends) -> tuple[Moments, _Ends]:
     """2·depth Chebyshev moments with rounding in their error, by ``depth`` products per probe.
 
     An interval that they prove too narrow is widened, unless the caller gave it.
@@ -729,7 +723,7 @@ class _Ends:
     polynomial of low degree and no smooth density follows the logarithm there.
     """
 
-    interval: tuple[float, float]
+    interval: Bounds
     guess: float
     sure: bool
     size: float

@@ -91,7 +91,7 @@ def _estimate(operator: LinearOperator, tol: float, max_matvecs: int | None, see
     return unit.restored(dataclasses.replace(squared.estimate(meter), value=value, stderr=stderr))
 
 
-def _removed(sketch: Sketch, squared: float) -> float:
+def _variance_reduction(sketch: Sketch, squared: float) -> float:
     """What deflation takes off half the variance of ‖Au‖².
 
     That is ‖M‖²_F − (tr M)²/P for M = A² outside Q, of which ‖QᵀA²Q‖²_F is a known lower bound.
@@ -140,7 +140,10 @@ def _error_of_squares(samples: Tensor, dim: int) -> Tensor:
 
 
 _SQUARED = Quantity(
-    lambda sketch: sketch.gram().trace(), lambda _, image: _squares(image), _removed, CHOSEN
+    lambda sketch: sketch.gram().trace(),
+    lambda _, image: _squares(image),
+    _variance_reduction,
+    CHOSEN,
 )
 
 

@@ -32,7 +32,7 @@ from lambdahat.krylov import (
 )
 from lambdahat.krylov.lanczos import CHUNK
 from lambdahat.maxent import MaxentDensity
-from lambdahat.maxent.bases import BASES, legendre_in_chebyshev
+from lambdahat.maxent.bases import BASES, Bounds, legendre_in_chebyshev
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, operator
 from lambdahat.operators.rounding import MANY, Rounding, rounding_of
@@ -177,7 +177,9 @@ def spectrum(
     operator = require_symmetric(operator, "spectrum")
     unit = Normalised(operator)
     runs = lanczos_runs(unit, depth, probes, seed, "spectrum", basis)
-    return _with_rounding(restored(quadrature(unit, runs), unit), rounding_of(operator, MANY))
+    return _with_rounding(
+        restore_spectrum(quadrature(unit, runs), unit), rounding_of(operator, MANY)
+    )
 
 
 @estimator(lambda matrix: torch.linalg.eigvalsh(matrix).sqrt().sum(), function=np.sqrt, depth=20)
@@ -259,7 +261,7 @@ def moments_within(
     basis: str,
     probes: int,
     seed: int,
-    bounds: tuple[float, float] | None,
+    bounds: Bounds | None,
     refuse: Callable[[float | None], None],
     probe: str = "sphere",
     least: float = -math.inf,
@@ -272,12 +274,10 @@ def moments_within(
     """
     unit, used = Normalised(operator), 0
     plain = basis == "power" and bounds is None  # of A itself
-    if plain:
-        bounds = (-1.0, 1.0)
-    elif bounds is None:
+    if bounds is None and not plain:
         (low, high), used = spectral_bounds(unit, seed)
         bounds = unit.restore(low), unit.restore(high)
-    assert bounds is not None
+    bounds = bounds or (-1.0, 1.0)
     for attempt in range(WIDENINGS + 1):
         blocks, within = _starts(operator, probe, probes, seed), None if plain else bounds
         readings = _probe_moments(unit, count, basis == "power", blocks, probes, within)
@@ -285,26 +285,8 @@ def moments_within(
         outside = None if basis == "power" else _outside(readings, operator)
         if outside is None:
             break
-        middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
-        seen = [end for end in outside if abs(end) > 1]
-        if not seen:
-            refuse(None)
-        for end in seen:
-            refuse(middle + half * end)
-        fine = attempt < WIDENINGS
-        expected = "be one symmetric matrix at every product"
-        got = f"products whose spectrum outgrows {bounds}"
-        require(
-            fine, "the operator of moments", expected, got, "fix its batches and its random numbers"
-        )
-        # a Ritz value lies inside of its eigenvalue: go half as far again, and by a margin that
-        # doubles
-        margin = MARGIN * 2.0**attempt
-        low, high = (
-            math.copysign(margin + 1.5 * abs(end) - 0.5, end) if abs(end) > 1 or not seen else end
-            for end in outside
-        )
-        bounds = max(middle + half * low, least), middle + half * high
+        low, high = _widen(outside, bounds, attempt, refuse)
+        bounds = max(low, least), high
     cure = "lower count, or give bounds so that A is scaled to [-1, 1]"
     require(bool(np.isfinite(readings).all()), "the moments", "be finite", "NaN or infinity", cure)
     if plain:
@@ -334,7 +316,28 @@ def moments_within(
     return Moments(values, stderr, covariance, basis, bounds, probes, used + unit.repeated, status)
 
 
-def _moment_errors(values: Array, model: Rounding, bounds: tuple[float, float] | None) -> Array:
+def _widen(
+    outside: Bounds, bounds: Bounds, attempt: int, refuse: Callable[[float | None], None]
+) -> Bounds:
+    """Bounds that hold the ``outside`` ends too, unless ``refuse`` raises for those."""
+    middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
+    seen = [end for end in outside if abs(end) > 1]
+    places: list[float | None] = [middle + half * end for end in seen]
+    for place in places or [None]:
+        refuse(place)
+    name, expected = "the operator of moments", "be one symmetric matrix at every product"
+    got, cure = f"products whose spectrum outgrows {bounds}", "fix its batches and random numbers"
+    require(attempt < WIDENINGS, name, expected, got, cure)
+    # a Ritz value lies inside of its eigenvalue: go half as far again, and by a margin that doubles
+    margin = MARGIN * 2.0**attempt
+    low, high = (
+        math.copysign(margin + 1.5 * abs(end) - 0.5, end) if abs(end) > 1 or not seen else end
+        for end in outside
+    )
+    return middle + half * low, middle + half * high
+
+
+def _moment_errors(values: Array, model: Rounding, bounds: Bounds | None) -> Array:
     """Errors of moments (count + 1,) by a model's rounding: k·ρ, or k·ρ·|μ_{k−1}| for powers."""
     orders, shift = np.arange(len(values)), model.trace / model.dim
     if bounds is not None:
@@ -370,7 +373,7 @@ def spectral_ends(operator: LinearOperator, seed: int = 0) -> Ends:
     return Ends(*ends, run.products, run, whole=len(run.alpha) < steps)
 
 
-def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[tuple[float, float], int]:
+def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[Bounds, int]:
     """An interval that holds the spectrum (a short Lanczos run plus margins), and its cost."""
     ends = spectral_ends(operator, seed)
     margin = 0.01 * (ends.high - ends.low) or 1e-3 * abs(ends.high) or 1.0
@@ -443,7 +446,7 @@ def quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None 
     return Spectrum(nodes, weights, residuals, operator.dim, operator.psd, noise, cost)
 
 
-def restored(spectrum: Spectrum, unit: Normalised) -> Spectrum:
+def restore_spectrum(spectrum: Spectrum, unit: Normalised) -> Spectrum:
     """The spectrum of the operator itself from that of the normalised one."""
     if unit.exponent == 0 == unit.repeated:
         return spectrum
@@ -564,7 +567,7 @@ def _probe_moments(
     power: bool,
     blocks: Iterator[Tensor],
     probes: int,
-    bounds: tuple[float, float] | None,
+    bounds: Bounds | None,
 ) -> Array:
     """zᵀφ_k(B)z/zᵀz (probes, count + 1) for each probe z, B the operator mapped to [−1, 1].
 
@@ -583,11 +586,7 @@ def _probe_moments(
 
 
 def _paired_moments(
-    operator: Normalised,
-    start: Tensor,
-    power: bool,
-    bounds: tuple[float, float] | None,
-    products: int,
+    operator: Normalised, start: Tensor, power: bool, bounds: Bounds | None, products: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The moments of orders (1, 2), (3, 4), … for a block (P, b), one product a pair.
 
@@ -607,7 +606,7 @@ def _paired_moments(
         yield odd, even if power else 2 * even - zeroth
 
 
-def _outside(readings: Array, operator: LinearOperator) -> tuple[float, float] | None:
+def _outside(readings: Array, operator: LinearOperator) -> Bounds | None:
     """The ends of the spectrum, at least −1 and 1, or None if Chebyshev moments show none outside.
 
     |T_k| ≤ 1 on [−1, 1], so that a larger moment of a probe shows it. So does a Ritz value, from
@@ -629,7 +628,7 @@ def _outside(readings: Array, operator: LinearOperator) -> tuple[float, float] |
     return (low, high) if exceeded or low < -1 - slack or high > 1 + slack else None
 
 
-def _ritz_ends(moments: Array, least: float) -> tuple[float, float]:
+def _ritz_ends(moments: Array, least: float) -> Bounds:
     """The least and largest Ritz value of B on the span of T_0(B)z … by the Chebyshev moments of z.
 
     Directions shorter than ``least`` of the longest are left out, being mostly rounding.

@@ -13,7 +13,14 @@ from lambdahat._core.check import require, require_choice, require_count, requir
 from lambdahat._core.device import default_context, full_precision
 from lambdahat.estimators._diagonal import dense_diagonal
 from lambdahat.estimators.estimator_registry import estimator
-from lambdahat.estimators.probes import KINDS, Probes, block_sizes, column_dots, crowded
+from lambdahat.estimators.probes import (
+    KINDS,
+    Probes,
+    block_columns,
+    block_sizes,
+    column_dots,
+    crowded,
+)
 from lambdahat.estimators.sequential import (
     MINIMUM,
     SKETCHED,
@@ -81,7 +88,7 @@ class ExchangeableTrace:
         """
         core = (self.basis.T @ self.image).double().cpu()
         seen = (self.basis.T @ self.omega).double().cpu()
-        away = _left_out(self.upper)
+        away = _exclusion_vectors(self.upper)
         used = seen - (away * seen).sum(dim=0) * away
         plain = (seen * self.upper).sum(dim=0)
         quadratic = plain - 2 * (used * self.upper).sum(dim=0) + (used * (core @ used)).sum(dim=0)
@@ -93,7 +100,7 @@ class ExchangeableTrace:
         return found, math.sqrt(1.2 + 0.7 * max(0.0, 1.0 - left))
 
 
-def _left_out(upper: Tensor) -> Tensor:
+def _exclusion_vectors(upper: Tensor) -> Tensor:
     """The unit vectors sᵢ, as columns: orthogonal to all columns of R but the i-th.
 
     Where the diagonal of R is below rounding, any small number gives a direction on which A
@@ -290,7 +297,7 @@ def _dense(operator: LinearOperator, meter: Meter, near: LinearOperator | None =
     return Estimate(value, cost=meter.spent)
 
 
-def _removed(sketch: Sketch, trace: float, gaussian: bool) -> float:
+def _variance_reduction(sketch: Sketch, trace: float, gaussian: bool) -> float:
     """What deflation takes off half the variance of zᵀAz, 2‖AQ‖²_F − ‖QᵀAQ‖²_F for Gaussian probes.
 
     Rademacher and sphere probes have (tr A)²/P off already; deflation leaves (tr A − tr QᵀAQ)²/P of
@@ -308,47 +315,55 @@ def _quantity(probes: Probes) -> Quantity:
     return Quantity(
         lambda sketch: sketch.core().trace(),
         column_dots,
-        lambda sketch, trace: _removed(sketch, trace, gaussian),
+        lambda sketch, trace: _variance_reduction(sketch, trace, gaussian),
     )
 
 
-def _stream(task: _Task) -> Mean:
-    """Hutchinson's samples one probe at a time, where a block of them would fill the memory."""
+# zᵀ(Az), or its part of each layer, (k, L) from the columns of Z and AZ (P, k)
+Forms = Callable[[Tensor, Tensor], Tensor]
+
+
+def _whole(block: Tensor, image: Tensor) -> Tensor:
+    return column_dots(block, image)[:, None]
+
+
+def _stream(
+    operator: LinearOperator, forms: Forms, probes: Probes, meter: Meter, tol: float, width: int
+) -> Mean:
+    """Hutchinson's samples by narrow blocks, where a pilot would fill the memory."""
     squares: list[Tensor] = []
 
     def draw(count: int) -> Tensor:
         samples = []
-        for _ in range(count):
-            probe = task.probes.draw(1)
-            image = task.operator @ probe
-            squares.append(column_dots(image, image))
-            samples.append(column_dots(probe, image))
-            task.meter.tell(task.meter.spent)
-        return torch.cat(samples)[:, None]
+        for start in range(0, count, width):
+            block = probes.draw(min(width, count - start))
+            image = operator @ block
+            squares.append(forms(image, image))
+            samples.append(forms(block, image))
+            meter.tell(meter.spent)
+        return torch.cat(samples)
 
-    first = draw(min(MINIMUM, task.meter.limit))
-    floor = torch.cat(squares).mean().sqrt()[None]
-    goal = Goal(task.tol, torch.zeros(1, dtype=torch.float64), floor)
-    return mean_until(draw, first, goal, task.meter)
+    first = draw(min(MINIMUM, meter.limit))
+    floor = torch.cat(squares).mean(dim=0).sqrt()
+    return mean_until(draw, first, Goal(tol, torch.zeros_like(floor), floor), meter)
+
+
+def _sample(pilot: ProbePilot, forms: Forms, probes: Probes, goal: Goal, meter: Meter) -> Mean:
+    """Hutchinson's samples of the pilot's target; those of the pilot are the first."""
+
+    def draw(count: int) -> Tensor:
+        held = 2.0 * pilot.block.shape[1]
+        blocks = (probes.draw(size) for size in block_sizes(count, pilot.target, held=held))
+        return torch.cat([forms(block, pilot.target @ block) for block in blocks])
+
+    return mean_until(draw, forms(pilot.block, pilot.image), goal, meter, pilot.price)
 
 
 def _hutchinson(task: _Task) -> Mean:
     if task.crowded:
-        return _stream(task)
+        return _stream(task.operator, _whole, task.probes, task.meter, task.tol, 1)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
-    return _plain(task, pilot, task.goal(pilot.image))
-
-
-def _plain(task: _Task, pilot: ProbePilot, goal: Goal) -> Mean:
-    """Samples of zᵀBz alone, B the target of the pilot, whose samples are the first."""
-
-    def draw(count: int) -> Tensor:
-        held = 2.0 * pilot.block.shape[1]
-        blocks = (task.probes.draw(size) for size in block_sizes(count, pilot.target, held=held))
-        return torch.cat([column_dots(block, pilot.target @ block) for block in blocks])[:, None]
-
-    first = column_dots(pilot.block, pilot.image)[:, None]
-    return mean_until(draw, first, goal, task.meter, pilot.price)
+    return _sample(pilot, _whole, task.probes, task.goal(pilot.image), task.meter)
 
 
 def _hutch_plus_plus(task: _Task) -> Mean:
@@ -361,7 +376,7 @@ def _hutch_plus_plus(task: _Task) -> Mean:
 
 def _adaptive(task: _Task) -> Mean:
     if task.crowded:
-        return _stream(task)
+        return _hutchinson(task)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
     goal = task.goal(pilot.image)
     known = None if task.near is None else task.near.known_trace()
@@ -371,7 +386,7 @@ def _adaptive(task: _Task) -> Mean:
         if pilot.near is not None:  # samples of A − C, with tr C known
             goal = goal.beyond(torch.tensor(known, dtype=torch.float64))
     if not pilot.target.symmetric:
-        return _plain(task, pilot, goal)
+        return _sample(pilot, _whole, task.probes, goal, task.meter)
     return deflated_mean(_quantity(task.probes), pilot, task.probes, goal, task.meter)
 
 
@@ -437,30 +452,6 @@ def _crowded(operator: LinearOperator, near: LinearOperator | None) -> bool:
     return crowded(operator - near, MINIMUM, SKETCHED)
 
 
-def _streamed_layers(
-    operator: LinearOperator,
-    forms: Callable[[Tensor, Tensor], Tensor],
-    probes: Probes,
-    meter: Meter,
-    tol: float,
-) -> Mean:
-    """The same by blocks as small as the budget of memory asks for."""
-    squares: list[Tensor] = []
-
-    def draw(count: int) -> Tensor:
-        samples = []
-        for size in block_sizes(count, operator):
-            block = probes.draw(size)
-            image = operator @ block
-            squares.append(forms(image, image))
-            samples.append(forms(block, image))
-        return torch.cat(samples)
-
-    first = draw(min(MINIMUM, meter.limit))
-    floor = torch.cat(squares).mean(dim=0).sqrt()
-    return mean_until(draw, first, Goal(tol, torch.zeros_like(floor), floor), meter)
-
-
 def _sampled_layers(
     operator: LinearOperator,
     near: LinearOperator | None,
@@ -474,7 +465,7 @@ def _sampled_layers(
         return torch.stack(dots, dim=1)
 
     if _crowded(operator, near):
-        return _streamed_layers(operator, forms, probes, meter, tol)
+        return _stream(operator, forms, probes, meter, tol, block_columns(operator))
     pilot = plain_pilot(operator, probes, min(MINIMUM, meter.limit))
     floor = forms(pilot.image, pilot.image).mean(dim=0).sqrt()
     offset = torch.zeros_like(floor)
@@ -484,11 +475,4 @@ def _sampled_layers(
         pilot = with_control(pilot, near, lambda z, y: float((forms(z, y).var(dim=0) / unit).sum()))
     if pilot.near is not None and base is not None:
         offset = torch.stack([base[index].double().sum().cpu() for index in where.values()])
-
-    def sample(count: int) -> Tensor:
-        held = 2.0 * pilot.block.shape[1]
-        blocks = (probes.draw(size) for size in block_sizes(count, pilot.target, held=held))
-        return torch.cat([forms(block, pilot.target @ block) for block in blocks])
-
-    first = forms(pilot.block, pilot.image)
-    return mean_until(sample, first, Goal(tol, offset, floor), meter, pilot.price)
+    return _sample(pilot, forms, probes, Goal(tol, offset, floor), meter)

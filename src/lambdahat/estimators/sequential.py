@@ -209,7 +209,7 @@ class Sketch:
         nothing = torch.empty(operator.dim, 0, dtype=dtype, device=operator.device)
         return cls(nothing, nothing)
 
-    def extended(self, operator: LinearOperator, columns: Tensor) -> Sketch:
+    def extend(self, operator: LinearOperator, columns: Tensor) -> Sketch:
         """With the directions of ``columns`` (P, k) too, by one product for each."""
         fresh = orthonormal_beside(self.basis, columns.to(self.basis.dtype))[0]
         image = (operator @ fresh).to(self.image.dtype)
@@ -290,7 +290,7 @@ def deflated_mean(
         width = images.shape[1]
         if not always and crowded(target, width, SKETCHED, 2.0 * sketch.basis.shape[1]):
             break
-        wider = sketch.extended(target, images)
+        wider = sketch.extend(target, images)
         gained = per_unit * quantity.removed(wider, whole) - saved
         cost = 2.0 * width if saved else float(width)
         if gained <= width and not always:

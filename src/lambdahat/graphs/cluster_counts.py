@@ -536,7 +536,7 @@ def smoothed_lanczos_clusters(
 def smoothed_count(found: Spectrum, width: float = WIDTH) -> Estimate:
     """How many eigenvalues a spectrum has below the first minimum of its smoothed density."""
     places = np.linspace(0.0, 2.0, GRID)
-    density = smoothed(found, places, width)
+    density = smooth_density(found, places, width)
     lowest = np.flatnonzero((density[1:-1] < density[:-2]) & (density[1:-1] <= density[2:])) + 1
     if not len(lowest):
         return Estimate(math.nan, math.nan, found.cost, Status.NO_GAP)
@@ -544,7 +544,7 @@ def smoothed_count(found: Spectrum, width: float = WIDTH) -> Estimate:
     return found.expectation(lambda nodes: ndtr((cut - nodes) / width), found.dim)
 
 
-def smoothed(found: Spectrum, places: Array, width: float) -> Array:
+def smooth_density(found: Spectrum, places: Array, width: float) -> Array:
     """The density Σ_i w_i k(λ − λ_i) at ``places`` (Eq. 3.6), averaged over the probes."""
     nodes, weights = found.nodes.ravel(), found.weights.ravel() / len(found.nodes)
     total = np.zeros(len(places))

@@ -192,7 +192,7 @@ def _fit(
     plain = fit(values, bounds=BOUNDS, stderr=stderr, tol=tol)
     penalty = plain.penalty or tol / max(1.0, float(np.abs(plain.coefficients[1:]).max()))
     family = _Family(model, len(values) - 1, draws, seed, penalty)
-    target = family.fitted(values)
+    target = family.fit_density(values)
 
     @cache
     def divergence(parameter: float) -> float:
@@ -204,7 +204,7 @@ def _fit(
     error, typical = family.spread(best, low, high)
     around = np.array([r for r in (best - 1, best, best + 1) if low <= r <= high])
     if model.whole:
-        value = _interpolated(around, np.array([divergence(float(r)) for r in around]))
+        value = _interpolate(around, np.array([divergence(float(r)) for r in around]))
     else:
         value = best
     found = ModelFit(value, error, family.drawn, dof=BOOTSTRAP - 1.0, divergence=divergence(best))
@@ -231,10 +231,10 @@ class _Family:
         """The density of maximum entropy with the moments averaged over the draws."""
         if parameter not in self.known:
             mean = self.readings(parameter, "draw", self.draws).mean(axis=0)
-            self.known[parameter] = self.fitted(mean)
+            self.known[parameter] = self.fit_density(mean)
         return self.known[parameter]
 
-    def fitted(self, moments: Array) -> MaxentDensity:
+    def fit_density(self, moments: Array) -> MaxentDensity:
         """The density of maximum entropy with these moments and the penalty of all."""
         return fit(moments, bounds=BOUNDS, penalty=self.penalty)
 
@@ -260,7 +260,7 @@ class _Family:
         the error is that of a uniform position in a cell of the grid. The mean of the draws that
         all are compared with adds a share of 1/draws of the variance.
         """
-        fresh = [self.fitted(row) for row in self.readings(parameter, "bootstrap", BOOTSTRAP)]
+        fresh = [self.fit_density(row) for row in self.readings(parameter, "bootstrap", BOOTSTRAP)]
         if self.model.whole:
             width = 1.0
         else:
@@ -276,7 +276,7 @@ class _Family:
             if not cut.any():
                 break
             width *= 2
-        found = [_interpolated(grid, table) for table in tables]
+        found = [_interpolate(grid, table) for table in tables]
         outer = np.where(best == 0, grid[1] - grid[0], 0.0)
         outer += np.where(best == len(grid) - 1, grid[-1] - grid[-2], 0.0)
         variance = (1 + 1 / self.draws) * float(np.var(found, ddof=1))
@@ -310,7 +310,7 @@ def _search_whole(divergence: Callable[[float], float], low: float, high: float)
     return float(best)
 
 
-def _interpolated(grid: Array, table: Array) -> float:
+def _interpolate(grid: Array, table: Array) -> float:
     """Where the parabola through the least of ``table`` and its neighbours has its minimum."""
     best = int(np.argmin(table))
     if not 0 < best < len(grid) - 1:

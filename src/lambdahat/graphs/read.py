@@ -99,7 +99,7 @@ def graph(
         return _file(Path(source), format, rules, name)
     require(format is None, "format", "be None for what is not a file", repr(format))
     if isinstance(source, Graph):
-        return _again(source, rules, name or source.name)
+        return _apply_rules(source, rules, name or source.name)
     if hasattr(source, "is_multigraph"):
         return _networkx(source, rules, name or source.name or "graph")
     if hasattr(source, "edge_index"):
@@ -129,7 +129,7 @@ def _array(source: Any, rules: Rules, name: str) -> Graph:
     return _edges_of(array[:, 0], array[:, 1], weights, rules, name)
 
 
-def _again(source: Graph, rules: Rules, name: str) -> Graph:
+def _apply_rules(source: Graph, rules: Rules, name: str) -> Graph:
     """A graph by other rules: without its loops, or its weights."""
     looped = rules.loops == "drop" and bool(source.adjacency.diagonal().any())
     if rules.weighted and not looped:

@@ -165,13 +165,15 @@ def _readings(
         for column in range(first, last, COLUMNS):
             rng = generator(seed, "graph probes", before, column // COLUMNS)
             parts.append(draw(min(COLUMNS, last - column), rng))
-        moments = _paired(matrix, parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), count)
+        moments = _paired_moments(
+            matrix, parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), count
+        )
         found.append(moments / moments[:, :1])
         report("moments", before + last, total)
     return np.asarray(torch.cat(found).numpy())
 
 
-def _paired(matrix: Tensor, start: Tensor, count: int) -> Tensor:
+def _paired_moments(matrix: Tensor, start: Tensor, count: int) -> Tensor:
     """zᵀT_k(B)z (b, count + 1) in float64 for the columns z of ``start`` (n, b), which is used up.
 
     Products of two blocks are formed and added a run of rows at a time: float32 sums stay exact to

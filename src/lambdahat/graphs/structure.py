@@ -66,15 +66,17 @@ def adjacency_of(
     chunk names. ``directed=False`` says that every edge stands for both directions already.
     """
     kept, weighted = _collect(chunks, rules)
-    names, count = _numbered(kept) if num_nodes is None else (None, num_nodes)
+    names, count = _number_nodes(kept) if num_nodes is None else (None, num_nodes)
     require_nodes(count)
     alike = rules.duplicates == rules.directed and rules.directed in ("max", "sum")
     if alike or not directed:  # the order of merging does not matter: both directions at once
         heavy = weighted or rules.duplicates == "sum"
-        placed = _placed(kept, count, rules.loops, heavy, both=True)
-        return merged(placed, rules.duplicates, heavy), names
-    one_way = merged(_placed(kept, count, rules.loops, True, both=False), rules.duplicates, True)
-    return both_ways(one_way, rules.directed), names
+        placed = _place_edges(kept, count, rules.loops, heavy, both=True)
+        return merge_duplicates(placed, rules.duplicates, heavy), names
+    one_way = merge_duplicates(
+        _place_edges(kept, count, rules.loops, True, both=False), rules.duplicates, True
+    )
+    return symmetrise(one_way, rules.directed), names
 
 
 def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
@@ -135,7 +137,7 @@ def _light(weights: NDArray[Any]) -> NDArray[Any]:
     return single if bool((single == weights).all()) else weights
 
 
-def _numbered(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
+def _number_nodes(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
     """Renumber the nodes 0 … n − 1 in place; return their old numbers if others, and n."""
     ends = [part for u, v, _ in chunks for part in (u, v)]
     if not ends:
@@ -170,7 +172,7 @@ def _map(chunks: list[Chunk], number: Callable[[NDArray[Any]], NDArray[Any]]) ->
         chunks[i] = nodes[0], nodes[1], w
 
 
-def _placed(chunks: list[Chunk], count: int, loops: str, heavy: bool, both: bool) -> Any:
+def _place_edges(chunks: list[Chunk], count: int, loops: str, heavy: bool, both: bool) -> Any:
     """A CSR matrix with duplicates: every edge, in ``both`` directions if asked for.
 
     The chunks are used up on the way. Weights are float64 if ``heavy``, else ones in float32.
@@ -222,7 +224,7 @@ def _place(
     free[rows[first]] += lengths
 
 
-def merged(matrix: Any, duplicates: str, heavy: bool) -> Any:
+def merge_duplicates(matrix: Any, duplicates: str, heavy: bool) -> Any:
     """Merge equal entries in place: their sum, mean or maximum, or an error."""
     if not heavy or duplicates == "sum":
         before = matrix.nnz
@@ -261,7 +263,7 @@ def merged(matrix: Any, duplicates: str, heavy: bool) -> Any:
     return matrix
 
 
-def both_ways(matrix: Any, directed: str) -> Any:
+def symmetrise(matrix: Any, directed: str) -> Any:
     """A symmetric matrix of one whose (i, j) and (j, i) may differ."""
     other = matrix.T.tocsr()
     if directed == "refuse":

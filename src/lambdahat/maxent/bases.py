@@ -16,6 +16,7 @@ from scipy.linalg import solve_triangular
 from torch import Tensor
 
 Array = NDArray[np.float64]
+Bounds = tuple[float, float]
 
 BASES = ("power", "chebyshev", "legendre")
 _VALUES = {
@@ -30,7 +31,7 @@ def polynomials(basis: str, points: Array, count: int) -> Array:
     return np.asarray(_VALUES[basis](points, count), dtype=np.float64)
 
 
-def to_unit(points: Array, bounds: tuple[float, float]) -> Array:
+def to_unit(points: Array, bounds: Bounds) -> Array:
     """``points`` of ``bounds`` mapped to [−1, 1]."""
     return (points - (bounds[0] + bounds[1]) / 2) / ((bounds[1] - bounds[0]) / 2)
 

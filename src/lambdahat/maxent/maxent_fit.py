@@ -31,6 +31,7 @@ from lambdahat._core.storage import Status
 from lambdahat.maxent.bases import (
     BASES,
     Array,
+    Bounds,
     Grid,
     chebyshev_table,
     product,
@@ -259,11 +260,8 @@ def fit(
 
 
 def in_chebyshev(
-    moments: MeasuredMoments | ArrayLike,
-    basis: str,
-    bounds: tuple[float, float],
-    stderr: ArrayLike | None,
-) -> tuple[Array, Array, tuple[float, float], str]:
+    moments: MeasuredMoments | ArrayLike, basis: str, bounds: Bounds, stderr: ArrayLike | None
+) -> tuple[Array, Array, Bounds, str]:
     """Chebyshev moments, their covariance, the bounds, and a hint for infeasible moments."""
     if isinstance(moments, MeasuredMoments):
         basis, bounds, covariance = moments.basis, moments.bounds, moments.covariance
@@ -299,7 +297,7 @@ def _numbers(values: ArrayLike, name: str) -> Array:
     return np.asarray(found, np.float64)
 
 
-def _prior_on_unit(prior: Prior, bounds: tuple[float, float]) -> Callable[[Array], Array]:
+def _prior_on_unit(prior: Prior, bounds: Bounds) -> Callable[[Array], Array]:
     """log q₀ as a function of x in [−1, 1], with ∫ q₀ dx = 1."""
     function = prior.evaluate if isinstance(prior, Density) else prior
     require(callable(function), "prior", "be a Density or a function of λ", prior, error=TypeError)
@@ -325,7 +323,7 @@ def density_of(
     solution: DualSolution,
     values: Array,
     covariance: Array,
-    bounds: tuple[float, float],
+    bounds: Bounds,
     with_prior: bool,
     tol: float,
 ) -> MaxentDensity:

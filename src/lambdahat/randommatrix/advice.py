@@ -37,7 +37,7 @@ from lambdahat.randommatrix.noise_levels import BatchLevels, NoiseLevels, batch_
 from lambdahat.randommatrix.rate_limits import (
     PositiveEstimate,
     differ,
-    propagated,
+    propagate,
     require_momentum,
     stability_limit,
 )
@@ -79,10 +79,10 @@ def _limit(levels: BatchLevels, request: AdviceRequest, batch_size: int, noise: 
     limit, so that the spread between batches is a further error of s.
     """
     view, rho = levels.view(batch_size), request.momentum
-    doubted = propagated(lambda s, doubt: s + doubt, view.sharpness, Estimate(0.0, view.spread))
+    doubted = propagate(lambda s, doubt: s + doubt, view.sharpness, Estimate(0.0, view.spread))
     if noise:
-        return propagated(lambda s: 2 * (1 - rho) / s, doubted)
-    return propagated(lambda s: stability_limit(s, 0.0, rho, request.nesterov), doubted)
+        return propagate(lambda s: 2 * (1 - rho) / s, doubted)
+    return propagate(lambda s: stability_limit(s, 0.0, rho, request.nesterov), doubted)
 
 
 def batch_recommendations(
@@ -96,7 +96,7 @@ def batch_recommendations(
         return ()
     rates = [each for size in request.batch_sizes for each in _rates(levels, request, size)]
     known = request.momentum == 0 and len(request.batch_sizes) == 2
-    return (*rates, *_moved(levels, request)) if known else tuple(rates)
+    return (*rates, *_move_rate(levels, request)) if known else tuple(rates)
 
 
 def batch_cautions(request: AdviceRequest, trained: bool) -> list[str]:
@@ -127,14 +127,14 @@ def _rates(levels: BatchLevels, request: AdviceRequest, size: int) -> list[Recom
     ]
 
 
-def _moved(levels: BatchLevels, request: AdviceRequest) -> list[Recommendation]:
+def _move_rate(levels: BatchLevels, request: AdviceRequest) -> list[Recommendation]:
     """The rate in use at the same share of its limit, and the exponent between the two sizes."""
     old, new = request.batch_sizes
     ends = [
         _limit(levels, request, size, 0.0 if math.isinf(levels.view(size).effective) else 1.0)
         for size in (old, new)
     ]
-    exponent = propagated(lambda first, last: math.log(last / first) / math.log(new / old), *ends)
+    exponent = propagate(lambda first, last: math.log(last / first) / math.log(new / old), *ends)
     reason = (
         f"from {old:,} to {new:,} the measured limit goes as B^p: {in_words(exponent)}; elsewhere"
         " it is unknown"
@@ -143,7 +143,7 @@ def _moved(levels: BatchLevels, request: AdviceRequest) -> list[Recommendation]:
     if request.learning_rate is None:
         return found
     rate = request.learning_rate
-    value = PositiveEstimate.of(propagated(lambda first, last: rate * last / first, *ends))
+    value = PositiveEstimate.of(propagate(lambda first, last: rate * last / first, *ends))
     share = (
         f"{rate:g} is {rate / float(ends[0]):.0%} of the limit at {old:,}, and this is as much of"
         f" that at {new:,}"
@@ -277,7 +277,7 @@ def advise(
         require_count(samples, "samples", 2, problem.num_samples)
     if factor is not None:
         require_positive(factor, "factor")
-    levels = _measured(problem, request, batches, samples, steps, seed)
+    levels = _measure(problem, request, batches, samples, steps, seed)
     if isinstance(levels, BatchLevels):
         curvatures = [view.sharpness for view in levels.views]
     else:
@@ -344,7 +344,7 @@ def _request(
     return AdviceRequest(optimizer, tuple(sizes), rate, held)
 
 
-def _measured(
+def _measure(
     problem: Problem,
     request: AdviceRequest,
     batches: int | None,
@@ -354,13 +354,13 @@ def _measured(
 ) -> NoiseLevels | BatchLevels:
     optimizer = request.optimizer
     if problem.norm == "train":
-        told = optimizer in GRADIENT or (optimizer in ADAPTIVE and steps > 0)
+        known = optimizer in GRADIENT or (optimizer in ADAPTIVE and steps > 0)
         expected = (
             f"be one of {', '.join(GRADIENT)}, or come with steps if it is one of "
             f'{", ".join(ADAPTIVE)}, for a problem with norm="train"'
         )
         cure = "batch statistics leave no sample a curvature, from which ε and damping come"
-        require(told, "optimizer", expected, repr(optimizer), cure)
+        require(known, "optimizer", expected, repr(optimizer), cure)
         fine = samples is None
         expected = 'be left out for a problem with norm="train"'
         require(fine, "samples", expected, repr(samples), "no sample is looked at by itself")
@@ -411,7 +411,7 @@ def _train(
 
 def _by_training(rate: StableRate) -> Recommendation:
     factor = rate.factor
-    bound = "what noise lets expect" if factor is None else f"{factor:g} times the first loss"
+    bound = "what noise explains" if factor is None else f"{factor:g} times the first loss"
     above = f"{rate.steps} steps from here at higher rates end above {bound}"
     reason = f"{above}, or at no loss; {rate.cost:,} gradients"
     return Recommendation("stable rate by training", rate.batch_size, rate, reason)
@@ -495,10 +495,10 @@ def _mind_training(
         low, high = limits(levels, request, rate.batch_size)
         between = float(low) <= float(rate) <= float(high)
         if not between and differ(rate, low) and differ(rate, high):
-            told = text(low) if low == high else f"{text(low)} to {text(high)}"
+            limit = text(low) if low == high else f"{text(low)} to {text(high)}"
             found.append(
                 f"by training, rates up to {text(rate)} are stable at {rate.batch_size:,}; by the"
-                f" rule, which knows only this point's curvature, up to {told}: trust the training"
+                f" rule, which knows only this point's curvature, up to {limit}: trust the training"
                 " for as many steps"
             )
     return found

@@ -18,7 +18,7 @@ from lambdahat.randommatrix.rate_limits import (
     coupled_limit,
     differ,
     limit_of,
-    propagated,
+    propagate,
     stability_limit,
 )
 from lambdahat.results import Estimate
@@ -78,7 +78,7 @@ class AdviceRequest:
 def recommendations(levels: NoiseLevels, request: AdviceRequest) -> tuple[Recommendation, ...]:
     """Everything that follows for the optimiser."""
     if request.optimizer in GRADIENT:
-        rates = *_stable_rates(levels, request), *_rate_kept(levels, request)
+        rates = *_stable_rates(levels, request), *_keep_share(levels, request)
         return (*rates, *_scaling(levels, request))
     if request.optimizer in ADAPTIVE:
         return (*_damping(levels, request, "least epsilon"), *_root_rate(levels, request))
@@ -138,7 +138,7 @@ def _coupled_limit(levels: NoiseLevels, request: AdviceRequest, b: float) -> Est
 
 def expected_limit(levels: NoiseLevels, request: AdviceRequest, b: float) -> Estimate:
     """The largest stable rate at an effective batch, all noise from τ²."""
-    return min((each.limit(request, b) for each in _expected(levels)), key=float)
+    return min((each.limit(request, b) for each in _noisy_directions(levels)), key=float)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class _Direction:
         limits = []
         for noise in (self.noise, self.rival):
             if noise is not None:
-                excess = propagated(lambda level: level / b, noise)
+                excess = propagate(lambda level: level / b, noise)
                 limits.append(limit_of(self.curvature, excess, request.momentum, request.nesterov))
         return _add_error(limits[0], abs(float(limits[0]) - float(limits[-1])))
 
@@ -182,14 +182,14 @@ class _Direction:
         return self._both(of, rate)
 
     def _both(self, function: Callable[..., float], *others: Estimate) -> Estimate:
-        value = propagated(function, self.curvature, self.noise, *others)
+        value = propagate(function, self.curvature, self.noise, *others)
         if self.rival is None:
             return value
         rival = function(float(self.curvature), float(self.rival), *map(float, others))
         return _add_error(value, abs(float(value) - rival))
 
 
-def _expected(levels: NoiseLevels) -> list[_Direction]:
+def _noisy_directions(levels: NoiseLevels) -> list[_Direction]:
     """The sharpest direction and flatter ones, which can be noisier, with the noise τ²/λ of each.
 
     E‖(I − αH_batch)φ‖² ≤ 1 along every eigenvector is not the limit of the coupled second moments,
@@ -198,7 +198,7 @@ def _expected(levels: NoiseLevels) -> list[_Direction]:
     known = {SHARPEST: (levels.largest, levels.tau2), **levels.flatter()}
     found = []
     for name, (curvature, tau2) in known.items():
-        noise = propagated(lambda level, true: levels.finite * level / true, tau2, curvature)
+        noise = propagate(lambda level, true: levels.finite * level / true, tau2, curvature)
         found.append(_Direction(name, curvature, _add_error(noise, MODEL * float(noise))))
     return found
 
@@ -208,11 +208,11 @@ def _directions(levels: NoiseLevels, batch_size: int) -> list[_Direction]:
 
     If they show less it is not used: a few batches miss rare samples, which τ² includes.
     """
-    sharpest, *others = _expected(levels)
+    sharpest, *others = _noisy_directions(levels)
     b = levels.view(batch_size).effective
     if math.isinf(b):
         return [sharpest, *others]
-    seen = propagated(lambda excess: b * excess, levels.excess(batch_size))
+    seen = propagate(lambda excess: b * excess, levels.excess(batch_size))
     if float(seen) > float(sharpest.noise) and differ(seen, sharpest.noise):
         sharpest = _Direction(SHARPEST, levels.largest, seen, sharpest.noise)
     return [sharpest, *others]
@@ -220,7 +220,7 @@ def _directions(levels: NoiseLevels, batch_size: int) -> list[_Direction]:
 
 def _add_error(estimate: Estimate, error: float) -> Estimate:
     """An estimate with a further error."""
-    return propagated(lambda value, doubt: value + doubt, estimate, Estimate(0.0, error))
+    return propagate(lambda value, doubt: value + doubt, estimate, Estimate(0.0, error))
 
 
 def _binding(levels: NoiseLevels, request: AdviceRequest, batch_size: int) -> _Direction:
@@ -232,7 +232,7 @@ def _stable_rates(levels: NoiseLevels, request: AdviceRequest) -> list[Recommend
     found = []
     for size in request.batch_sizes:
         view, binding = levels.view(size), _binding(levels, request, size)
-        added = propagated(lambda noise, b=view.effective: noise / b, binding.noise)
+        added = propagate(lambda noise, b=view.effective: noise / b, binding.noise)
         adds = f"to which a batch of {size:,} adds {text(added)}"
         if binding.name == SHARPEST:
             true, seen = text(levels.largest), text(view.measured)
@@ -258,14 +258,14 @@ def _formula(request: AdviceRequest) -> str:
     return f"2(1 + ρ)/(λ + {noise:.3g}·(what a batch adds)) with momentum ρ = {rho}"
 
 
-def _rate_kept(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:
+def _keep_share(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:
     """The rate in use, moved to the new batch size at the same share of its limit."""
     if request.learning_rate is None or len(request.batch_sizes) < 2:
         return []
     old, new = request.batch_sizes
     rate = request.learning_rate
     limits = [rate_limit(levels, request, size) for size in (old, new)]
-    value = PositiveEstimate.of(propagated(lambda first, last: rate * last / first, *limits))
+    value = PositiveEstimate.of(propagate(lambda first, last: rate * last / first, *limits))
     share = f"{rate:g} is {rate / float(limits[0]):.0%} of the limit at {old:,}"
     reason = f"{share}, and this is as much of the limit at {new:,}"
     return [Recommendation("learning rate", new, value, reason)]
@@ -276,7 +276,7 @@ def _scaling(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation
     first, last = request.batch_sizes[0], request.batch_sizes[-1]
     if first != last:
         limits = [rate_limit(levels, request, size) for size in (first, last)]
-        exponent = propagated(lambda a, b: math.log(b / a) / math.log(last / first), *limits)
+        exponent = propagate(lambda a, b: math.log(b / a) / math.log(last / first), *limits)
         about = f"from {first:,} to {last:,} the limit goes as B^p"
     else:
         exponent = _binding(levels, request, first).exponent(request, levels.view(first).effective)
@@ -304,11 +304,11 @@ def _end(levels: NoiseLevels, request: AdviceRequest) -> Recommendation:
     """
     total = levels.population
     rule = request.momentum, request.nesterov
-    half = propagated(lambda true: stability_limit(true, 0.0, *rule) / 2, levels.largest)
+    half = propagate(lambda true: stability_limit(true, 0.0, *rule) / 2, levels.largest)
     directions = _directions(levels, request.batch_sizes[0])
     reached = [(each.reaches(request, half), each) for each in directions]
     last, slowest = max(reached, key=lambda pair: float(pair[0]))
-    value = propagated(lambda b: b / (1 + b / total), last)
+    value = propagate(lambda b: b / (1 + b / total), last)
     about = _about_end(levels, slowest)
     if value.interval()[1] <= 1:
         past = "at B = 1 the limit is already more than half that of all data"
@@ -376,9 +376,9 @@ def _damping_errors(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[flo
 def _root_rate(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:
     """Square-root scaling while ε is far below √v (§5.8.1, spectral thesis): a rule of thumb."""
     old, new = request.batch_sizes[0], request.batch_sizes[-1]
-    noise = propagated(lambda level: levels.finite * level, levels.gradient_variance)
+    noise = propagate(lambda level: levels.finite * level, levels.gradient_variance)
     b = levels.view(old).effective
-    typical = propagated(lambda mean, var: math.sqrt(mean + var / b), levels.gradient, noise)
+    typical = propagate(lambda mean, var: math.sqrt(mean + var / b), levels.gradient, noise)
     share = float(noise) / b / max(float(typical) ** 2, 1e-300)
     reason = (
         f"root mean square of an element of the gradient of {old:,} samples, {share:.0%} of its"

@@ -243,7 +243,7 @@ def along_pairs(
         check, blocks = refuse_foreign and count == total, products(vectors[:, m])
         lengths, along, drift = _deviations(blocks, value, vectors, m, check)
         known = _mean(lengths, left)
-        error = torch.hypot(torch.as_tensor(known.stderr), _unseen(lengths, drift, total))
+        error = torch.hypot(torch.as_tensor(known.stderr), _unseen_variance(lengths, drift, total))
         tau2.append((torch.as_tensor(known.value), error))
         couplings.append(along)
         report("directional variance", m + 1, rows)
@@ -253,7 +253,7 @@ def along_pairs(
     eigenvalues = Estimate(eigenpairs.values.clone(), eigenpairs.residuals.clone())
     values, errors = (torch.stack(part, dim=-1) for part in zip(*tau2, strict=True))
     noise = Estimate(values, errors)
-    spreads, elements = _mean(between.square(), left), _kept(between, seed)
+    spreads, elements = _mean(between.square(), left), _keep_some(between, seed)
     sizes, cost = (problem.num_parameters, total), math.ceil(work.products / total)
     return DirectionalVariance(eigenvalues, noise, spreads, elements, bulk, *sizes, operator, cost)
 
@@ -289,7 +289,7 @@ def _deviations(
     return squares, torch.cat(along), drift / len(squares)
 
 
-def _unseen(squares: Tensor, drift: Tensor, total: int) -> Tensor:
+def _unseen_variance(squares: Tensor, drift: Tensor, total: int) -> Tensor:
     """What samples outside a subset may add to τ².
 
     Over all samples (M_i − M̄)φ has the mean 0. If that of the n drawn, ``drift``, exceeds twice
@@ -348,7 +348,7 @@ def _mean(readings: Tensor, error_factor: float) -> Estimate:
     return Estimate(readings.mean(dim=0), error)
 
 
-def _kept(between: Tensor, seed: int) -> Tensor:
+def _keep_some(between: Tensor, seed: int) -> Tensor:
     """Upper triangles of (n, k, k), of at most 4,096 samples, rescaled to the variance of all."""
     rows, columns = torch.triu_indices(between.shape[1], between.shape[1])
     upper = between[:, rows, columns]

@@ -28,7 +28,7 @@ from lambdahat.randommatrix.batch_curvature import (
     batch_eigenpairs,
 )
 from lambdahat.randommatrix.predictions import predict
-from lambdahat.randommatrix.rate_limits import differ, propagated
+from lambdahat.randommatrix.rate_limits import differ, propagate
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Eigenpairs, Estimate
 
@@ -148,8 +148,8 @@ class NoiseLevels(Result):
             def rest(element: float, *known: float) -> float:
                 return (order**2 * element - sum(known)) / left
 
-            curvature = propagated(mean, self.trace, *values)
-            pairs["the mean of the rest"] = curvature, propagated(rest, self.variance, *noises)
+            curvature = propagate(mean, self.trace, *values)
+            pairs["the mean of the rest"] = curvature, propagate(rest, self.variance, *noises)
         positive = (name for name in pairs if all(one.interval()[0] > 0 for one in pairs[name]))
         return {name: pairs[name] for name in positive}
 
@@ -159,8 +159,8 @@ class NoiseLevels(Result):
 
     def excess(self, batch_size: int) -> Estimate:
         """By how much the sharpness of batches exceeds λ₁ of all data, measured."""
-        seen = self.view(batch_size).sharpness
-        return propagated(lambda seen, true: seen - true, seen, self.largest)
+        sharpness = self.view(batch_size).sharpness
+        return propagate(lambda seen, true: seen - true, sharpness, self.largest)
 
     def expected_excess(self, effective: float) -> Estimate:
         """τ²/(bλ₁): the excess by the variance over samples, E‖H_batch φ₁‖² = λ₁² + τ²/b."""
@@ -168,7 +168,7 @@ class NoiseLevels(Result):
         def excess(noise: float, true: float) -> float:
             return self.finite * noise / (effective * true)
 
-        return propagated(excess, self.tau2, self.largest)
+        return propagate(excess, self.tau2, self.largest)
 
 
 def noise_levels(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import numbers
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -125,20 +124,6 @@ class NoiseReading(NamedTuple):
     onsets: Array
 
 
-class NoiseModel(ABC):
-    """A model of a batch's noise, as a function of its inputs and of u = 1/b."""
-
-    inputs: Array
-    errors: Array
-    eigenvalues: Array
-    eigenvalue_errors: Array
-    dof: float = math.inf
-
-    @abstractmethod
-    def read(self, inputs: Array, inverse_batch: float) -> NoiseReading:
-        """Everything, at given inputs."""
-
-
 @dataclass(frozen=True)
 class View:
     """A measured spectrum: eigenvalues known one by one (k,), a bulk of ``counts`` at ``nodes``.
@@ -195,7 +180,7 @@ def _ends(spectrum: Spectrum) -> tuple[Estimate, Estimate]:
     return low, high
 
 
-class RandomMatrixNoise(NoiseModel):
+class RandomMatrixNoise:
     """Additive or multiplicative noise of variance σ² per element on a measured spectrum.
 
     Eigenvalues that do not stand apart join the bulk; those that do mix among themselves. The
@@ -218,7 +203,7 @@ class RandomMatrixNoise(NoiseModel):
         # inputs[1] alone moves nothing of what costs
         key = float(inputs[0]), float(noise), inverse_batch
         if key not in self._found:
-            self._found[key] = self._mixed(spikes, noise, inverse_batch)
+            self._found[key] = self._mix_levels(spikes, noise, inverse_batch)
         model, apart, mixed = self._found[key]
         positions = model.outlier(spikes)
         overlaps = model.overlap(spikes)
@@ -231,7 +216,7 @@ class RandomMatrixNoise(NoiseModel):
         edges, onsets = np.array(model.edges), self._onsets(spikes, noise)
         return NoiseReading(positions, overlaps, spreads, edges, *extremes, onsets)
 
-    def _mixed(
+    def _mix_levels(
         self, spikes: Array, noise: float, inverse_batch: float
     ) -> tuple[SpikedModel, Mask, MixedLevels]:
         """The model with the drowned eigenvalues in its bulk, the others, and how these mix."""
@@ -286,7 +271,7 @@ class RandomMatrixNoise(NoiseModel):
         return np.array([float(single.closeness(top)), float(single.relative_shift(top))])
 
 
-class DirectionalNoise(NoiseModel):
+class DirectionalNoise:
     """Noise measured along k eigenvectors.
 
     Among themselves they mix, by batches drawn of the samples' own matrices. Noise to all other
@@ -297,8 +282,7 @@ class DirectionalNoise(NoiseModel):
     """
 
     def __init__(self, variance: DirectionalVariance, batch_size: int) -> None:
-        self.dimension = variance.dimension
-        self.count = len(variance)
+        self.dimension, self.count, self.dof = variance.dimension, len(variance), math.inf
         self.psd = variance.operator == "ggn"
         self.eigenvalues = _flat(variance.eigenvalues.value)
         self.eigenvalue_errors = _flat(variance.eigenvalues.stderr)
@@ -362,6 +346,9 @@ class DirectionalNoise(NoiseModel):
         others = np.delete(couplings[:, top], top)
         closeness = float(rest[top] / level**2 + (others / gaps**2).sum())
         return np.array([closeness, float(rest[top] / level + (others / gaps).sum()) / level])
+
+
+NoiseModel = RandomMatrixNoise | DirectionalNoise
 
 
 def noise_model(

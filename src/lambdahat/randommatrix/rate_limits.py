@@ -114,7 +114,7 @@ def limit_of(
     # differences must not reach across the bound at 0
     inside = replace(excess, value=max(float(excess), 0.5 * float(excess.stderr)))
     value = limit(float(curvature), float(excess))
-    return replace(propagated(limit, curvature, inside), value=value)
+    return replace(propagate(limit, curvature, inside), value=value)
 
 
 def coupled_limit(
@@ -189,7 +189,7 @@ def _is_real(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def propagated(function: Callable[..., float], *inputs: Estimate) -> Estimate:
+def propagate(function: Callable[..., float], *inputs: Estimate) -> Estimate:
     """``function`` of estimates with independent errors, √Σ(∂f/∂x_i·s_i)², by central differences.
 
     The differences are over ± half an error, the degrees of freedom Welch and Satterthwaite's.
@@ -208,5 +208,5 @@ def propagated(function: Callable[..., float], *inputs: Estimate) -> Estimate:
 
 def differ(first: Estimate, second: Estimate) -> bool:
     """Whether two estimates differ for sure: the 95 % interval of their difference leaves out 0."""
-    low, high = propagated(lambda x, y: x - y, first, second).interval()
+    low, high = propagate(lambda x, y: x - y, first, second).interval()
     return bool(low > 0 or high < 0)

@@ -33,7 +33,7 @@ from scipy.optimize import brentq
 
 from lambdahat._core.check import describe, require, require_count, require_positive
 from lambdahat._core.storage import Result
-from lambdahat.randommatrix.rate_limits import propagated
+from lambdahat.randommatrix.rate_limits import propagate
 from lambdahat.results import Array, Estimate, Spectrum
 
 
@@ -407,8 +407,8 @@ def linear_shrinkage(
     noise = Estimate(*spread, dof=element.dof)
     cure = "a multiple of the identity is its own target"
     require(float(signal) > 0, "spectrum", "have some spread", "one eigenvalue, P times", cure)
-    beta = propagated(lambda kept, lost: kept / (kept + lost), signal, noise)
+    beta = propagate(lambda kept, lost: kept / (kept + lost), signal, noise)
     damping = Estimate(math.nan, math.nan)
     if float(target) > 0:
-        damping = propagated(lambda mean, kept, lost: mean * lost / kept, target, signal, noise)
+        damping = propagate(lambda mean, kept, lost: mean * lost / kept, target, signal, noise)
     return LinearShrinkage(beta, damping, target, signal, noise)

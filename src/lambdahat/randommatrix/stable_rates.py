@@ -124,19 +124,19 @@ def largest_stable_rate(
         work.know_noise(start, runs)
     for run in range(runs):
         guess = start if not found else math.sqrt(found[0][0] * found[0][1])
-        found.append(bisected(lambda rate, run=run: work.stable(rate, run), guess, tol))  # type: ignore[misc]
+        found.append(bisect_rate(lambda rate, run=run: work.stable(rate, run), guess, tol))  # type: ignore[misc]
         report("stable rate", run + 1, runs)
     return _summarise(found, work)
 
 
-def bisected(
+def bisect_rate(
     stable: Callable[[float], bool], start: float, tol: float = 0.05
 ) -> tuple[float, float]:
     """(low, high) with ``low`` stable, ``high`` not and high ≤ (1 + tol)·low.
 
     By bisection in the logarithm; where stability comes and goes, one of the places where it goes.
 
-    >>> low, high = bisected(lambda rate: rate < 2.0, 0.1, 0.01)
+    >>> low, high = bisect_rate(lambda rate: rate < 2.0, 0.1, 0.01)
     >>> low < 2.0 <= high <= 1.01 * low
     True
     """
@@ -391,7 +391,7 @@ class _Probe:
         try:
             for each in nested:  # hooks after a step, such as averages, are not for probes
                 each._optimizer_step_post_hooks = OrderedDict()
-            self.snapshot = self._prepared()
+            self.snapshot = self._prepare()
             still = self._step(self.base)
             size = float(self.gradient.double().norm()) or 1.0
             rounding = float(torch.finfo(self.gradient.dtype).eps) ** 0.5
@@ -426,7 +426,7 @@ class _Probe:
         move = (self.reach * vector.double()).to(self.gradient)
         return (self._step(self.base + move) - self._step(self.base - move)) / (2 * self.reach)
 
-    def _prepared(self) -> dict[str, Any]:
+    def _prepare(self) -> dict[str, Any]:
         """The state to probe from: with an observation, a first step taken, and no momentum."""
         optimizer = self.optimizer
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))

@@ -13,7 +13,7 @@ from lambdahat.bench.records import OURS, UNIT, BenchResult
 from lambdahat.randommatrix.advice import Advice
 from lambdahat.randommatrix.advice_rules import GRADIENT, AdviceRequest, expected_limit
 from lambdahat.randommatrix.noise_levels import BatchLevels, NoiseLevels
-from lambdahat.randommatrix.rate_limits import propagated
+from lambdahat.randommatrix.rate_limits import propagate
 from lambdahat.randommatrix.spikes import Additive, effective_batch, noise_scale
 from lambdahat.results import Estimate, student_quantile
 from lambdahat.results.charts import (
@@ -268,7 +268,7 @@ def _damping(advice: Advice, levels: NoiseLevels) -> list[Series]:
         b = levels.view(int(size)).effective
 
         def inverse(at: float, value: Estimate = value, b: float = b) -> Estimate:
-            return propagated(lambda level: level * b / at, value)
+            return propagate(lambda level: level * b / at, value)
 
         curved = math.isfinite(b) and not name.endswith("overlap")
         if curved:
@@ -287,11 +287,11 @@ def _isotropic(levels: NoiseLevels, b: float) -> Estimate:
     def seen(variance: float, true: float) -> float:
         return float(Additive(noise_scale(max(variance, 0.0), levels.parameters, b)).outlier(true))
 
-    return propagated(seen, levels.variance, levels.largest)
+    return propagate(seen, levels.variance, levels.largest)
 
 
 def _sum(first: Estimate, second: Estimate) -> Estimate:
-    return propagated(lambda x, y: x + y, first, second)
+    return propagate(lambda x, y: x + y, first, second)
 
 
 def _prediction(

@@ -20,7 +20,7 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
     stand_in,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, smoothed
+from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, smooth_density
 from lambdahat.maxent import fit
 
 MOMENTS = (40, 70, 100)
@@ -66,7 +66,7 @@ def run(cell: Cell, device: str) -> list[Row]:
         rows[-1] |= {
             "places": kit.short(places),
             "density": kit.short(density.evaluate(places)),
-            "smoothed": kit.short(smoothed(spectrum, places, WIDTH)),
+            "smoothed": kit.short(smooth_density(spectrum, places, WIDTH)),
         }
     return rows
 
