@@ -11,12 +11,9 @@ from typing import Any
 
 import numpy as np
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)},
-    **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)},
-}
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)}
+_UNITS |= {f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}
 
 
 def describe(value: object) -> str:
@@ -113,15 +110,9 @@ def require_shape(value: Any, shape: Sequence[int | str], name: str, cure: str =
     Traceback (most recent call last):
     ValueError: start must have shape (4, k), got ndarray of shape (3, 2)
     """
-    came = getattr(value, "shape", None)
-    if came is None or len(came) != len(shape):
-        fits = False
-    else:
-        fits = all(
-            isinstance(asked, str) or asked == length
-            for asked, length in zip(shape, came, strict=True)
-        )
-    if not fits:
+    came = getattr(value, "shape", ())
+    fits = [isinstance(n, str) or n == m for n, m in zip(shape, came, strict=False)]
+    if len(came) != len(shape) or not all(fits):
         text = ", ".join(map(str, shape)) + "," * (len(shape) == 1)
         raise ValueError(message(name, f"have shape ({text})", describe(value), cure))
 
@@ -149,17 +140,15 @@ def require_like(value: Any, default: Any, name: str, hint: str = "") -> None:
     elif isinstance(default, numbers.Real):
         fits = value is None or (isinstance(value, numbers.Real) and not isinstance(value, bool))
         require(fits, name, "be a number", describe(value), error=TypeError)
-    elif (
-        isinstance(default, tuple)
-        and default
-        and all(isinstance(item, numbers.Real) for item in default)
-    ):
-        alike = isinstance(value, tuple | list) and all(
-            isinstance(item, numbers.Real) for item in value
-        )
+    elif isinstance(default, tuple) and default and _all_real(default):
+        alike = isinstance(value, tuple | list) and _all_real(value)
         require(alike, name, f"be numbers such as {default}", describe(value), error=TypeError)
         for item in value:
             require_like(item, None, name)
+
+
+def _all_real(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, numbers.Real) for value in values)
 
 
 def require_interval(value: Any, name: str, least: float = -math.inf) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
 # seconds from which the time left is estimated: a cell of an experiment may take many minutes
@@ -59,21 +59,15 @@ def progress(listener: Listener | None = None) -> Iterator[None]:
     >>> seen
     [('trace', 1, 2)]
     """
-    if listener is not None:
-        token = _listener.set(listener)
+    if listener is None and not sys.stderr.isatty():
+        yield
+        return
+    with _terminal_bars() if listener is None else nullcontext(listener) as shown:
+        token = _listener.set(shown)
         try:
             yield
         finally:
             _listener.reset(token)
-    elif not sys.stderr.isatty():
-        yield
-    else:
-        with _terminal_bars() as bars:
-            token = _listener.set(bars)
-            try:
-                yield
-            finally:
-                _listener.reset(token)
 
 
 @contextmanager
@@ -96,10 +90,8 @@ def _terminal_bars() -> Iterator[Listener]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, speed_estimate_period=REMEMBERED
-    ) as bars:
+    console, memory = Console(stderr=True), REMEMBERED
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=memory) as bars:
 
         def update(number: int, text: str, done: int, total: int | None) -> None:
             bars.update(number, description=text, completed=done, total=total)  # type: ignore[arg-type]

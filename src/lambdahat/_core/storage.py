@@ -45,9 +45,8 @@ FEW = 5  # parts of a tuple or a mapping that the text of a result shows
 LONG = 80  # letters of a result within it
 BUFFER = 1 << 18
 SMALL = 64 << 20  # bytes that any packed file may unpack to
-RATIO = (
-    50  # beyond that, times its own size: what people store packs 2 to 20 times, a bomb 1,000 times
-)
+# beyond that, times its own size: what people store packs 2 to 20 times, a bomb 1,000 times
+RATIO = 50
 # the results in modules that ``import lambdahat`` leaves out; reading a file that holds one imports
 # its module
 LATER = {
@@ -84,9 +83,7 @@ def digest(data: bytes) -> str:
 
 
 def update_digest(found: Any, tensor: Tensor, headed: bool = True) -> None:
-    """Add all bytes of a tensor, with ``headed`` after its dtype and shape, to a ``hashlib``
-    object.
-    """
+    """Add all bytes of a tensor to a ``hashlib`` object, with ``headed`` after dtype and shape."""
     plain = tensor.detach()
     if headed:
         found.update(f"{plain.dtype} {tuple(plain.shape)} {plain.layout}".encode())
@@ -130,11 +127,11 @@ def unseal(document: Any, where: str | Path, sealed: bool = True) -> dict[str, A
     Raises:
         Damaged: If it says anything else than what was sealed.
     """
-    told = document.get(DIGEST) if isinstance(document, dict) else None
-    if not isinstance(document, dict) or (sealed and told is None):
+    mark = document.get(DIGEST) if isinstance(document, dict) else None
+    if not isinstance(document, dict) or (sealed and mark is None):
         raise Damaged(f"{where} is damaged: it has no digest of its contents")
     rest = {key: value for key, value in document.items() if key != DIGEST}
-    if told is not None and told != _digest_of(rest):
+    if mark is not None and mark != _digest_of(rest):
         raise Damaged(f"{where} is damaged: its contents do not match their digest")
     return rest
 
@@ -251,8 +248,8 @@ class Result:
 
     def __repr__(self) -> str:
         pairs = [(part.name, getattr(self, part.name)) for part in dataclasses.fields(self)]  # type: ignore[arg-type]
-        told = [f"{name}={_short(value)}" for name, value in pairs if not _is_empty(value)]
-        return f"{type(self).__name__}({', '.join(told)})"
+        parts = [f"{name}={_short(value)}" for name, value in pairs if not _is_empty(value)]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
         """A small table for notebooks: every field that says something, and the status with its
@@ -266,10 +263,8 @@ class Result:
         own = type(self).__str__ is not object.__str__
         summary = html.escape(str(self).partition(" [")[0]) if own else ""
         left = 'style="text-align: left; vertical-align: top"'
-        rows = "".join(
-            f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(text)}</td></tr>"
-            for name, text in cells.items()
-        )
+        row = f"<tr><th {left}>{{}}</th><td {left}>{{}}</td></tr>"
+        rows = "".join(row.format(*map(html.escape, cell)) for cell in cells.items())
         title = html.escape(type(self).__name__)
         caption = f"<caption {left}><b>{title}</b> {summary}</caption>"
         return f"<table>{caption}<tbody>{rows}</tbody></table>"
@@ -281,11 +276,8 @@ class Result:
         path = _json_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, NDArray[Any]] = {}
-        document: dict[str, Any] = {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "result": _encode(self, arrays),
-        }
+        document: dict[str, Any] = {"format": FORMAT, "version": FORMAT_VERSION}
+        document["result"] = _encode(self, arrays)
         if arrays:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
@@ -294,14 +286,10 @@ class Result:
             write_atomically(path.with_name(document["arrays"]["file"]), buffer.getvalue())
         stale = _arrays_file(path)
         write_sealed(path, document, indent=1)
-        own = re.compile(
-            rf"{re.escape(path.stem)}\.[0-9a-f]{{12}}\.npz"
-        )  # what a file names need not be ours
-        if (
-            stale is not None
-            and own.fullmatch(stale.name)
-            and stale.name != document.get("arrays", {}).get("file")
-        ):
+        own = re.compile(rf"{re.escape(path.stem)}\.[0-9a-f]{{12}}\.npz")
+        kept = document.get("arrays", {}).get("file")
+        # what a file names need not be ours
+        if stale is not None and own.fullmatch(stale.name) and stale.name != kept:
             stale.unlink(missing_ok=True)
         return path
 
@@ -316,13 +304,11 @@ class Result:
         try:
             document = read_json(path)
         except Damaged as error:
-            raise Damaged(
-                f"{path} is not a lambdahat result, or a damaged one: {error.__cause__}"
-            ) from error
-        ours = (
-            isinstance(document, dict) and document.get("format") == FORMAT and "result" in document
-        )
-        if not ours and isinstance(document, dict) and DIGEST in document:
+            text = f"{path} is not a lambdahat result, or a damaged one: {error.__cause__}"
+            raise Damaged(text) from error
+        known = isinstance(document, dict)
+        ours = known and document.get("format") == FORMAT and "result" in document
+        if not ours and known and DIGEST in document:
             unseal(document, path)
         require(ours, "path", "name a result written by save()", f"{path} (other contents)")
         version = document.get("version")
@@ -336,9 +322,7 @@ class Result:
             result = _decode(document["result"], _read_arrays(path, document.get("arrays")))
         except (Damaged, FileNotFoundError):
             raise
-        except (
-            Exception
-        ) as error:  # whatever a file of another version, or one made by others, leads to
+        except Exception as error:  # whatever a file of another version, or by others, leads to
             raise ValueError(
                 f"{path} holds unknown parts ({error}); upgrade lambdahat to read it"
             ) from error
@@ -364,11 +348,10 @@ def _short(value: Any) -> str:
         return value.name
     if isinstance(value, Result):
         status = getattr(value, "status", Status.CONVERGED)
-        told = str(value).replace(
-            f"{status.name}: {status.value}", status.name
-        )  # the remedy is for its own text
-        worded = type(value).__str__ is not object.__str__ and len(told) <= LONG
-        return told if worded else f"{type(value).__name__}(…)"
+        # the remedy is for its own text
+        text = str(value).replace(f"{status.name}: {status.value}", status.name)
+        worded = type(value).__str__ is not object.__str__ and len(text) <= LONG
+        return text if worded else f"{type(value).__name__}(…)"
     if isinstance(value, float | np.floating):
         return f"{float(value):.6g}"
     if isinstance(value, Mapping):
@@ -401,9 +384,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, temporary):
-            raise OSError(
-                error.errno, error.strerror, str(path)
-            ) from error  # the name that its caller knows
+            # the name that its caller knows
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
@@ -416,11 +398,8 @@ def is_result_file(path: Path) -> bool:
         document = json.loads(blob.decode("utf-8"))
     except (ValueError, RecursionError):
         if len(blob) < len(HEAD) and HEAD.startswith(blob):
-            warnings.warn(
-                f"{path} is left out: it may be a result that was cut short",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            text = f"{path} is left out: it may be a result that was cut short"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
         return blob.startswith(HEAD) or f'"{DIGEST}": "'.encode() in blob
     if not isinstance(document, dict):
         return False
@@ -428,10 +407,8 @@ def is_result_file(path: Path) -> bool:
     rest = {key: value for key, value in document.items() if key != DIGEST}
     if kind == FORMAT or told is None:
         return bool(kind == FORMAT)
-    other = str(kind).startswith(f"{FORMAT}-") or told == _digest_of(
-        rest
-    )  # such as those of a checkpoint
-    return not other
+    # others of ours are such as those of a checkpoint
+    return not (str(kind).startswith(f"{FORMAT}-") or told == _digest_of(rest))
 
 
 def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
@@ -519,9 +496,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         require_modest(path)
         with np.load(path, allow_pickle=False) as stored:
             return {key: stored[key] for key in stored.files}
-    except (
-        Exception
-    ) as error:  # a damaged archive fails in a dozen ways, and none is worth a traceback
+    except Exception as error:  # a damaged archive fails in a dozen ways
         text = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path} must be a whole .npz of arrays, got {text[:200]}") from None
 
@@ -559,20 +534,15 @@ def _encode(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     if isinstance(value, Status):
         return {"status": value.name}
     if isinstance(value, Tensor | np.ndarray):
-        key = f"a{len(arrays)}"
-        tensor = isinstance(value, Tensor)
-        # numpy has no bfloat16; float32 holds it exactly
-        plain = value.detach().cpu() if isinstance(value, Tensor) else value
-        arrays[key] = (
-            (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
-            if isinstance(plain, Tensor)
-            else plain
-        )
-        return {
-            "array": key,
-            "tensor": tensor,
-            **({"dtype": "bfloat16"} if plain.dtype == torch.bfloat16 else {}),
-        }
+        key, coarse = f"a{len(arrays)}", value.dtype == torch.bfloat16
+        if isinstance(value, Tensor):
+            plain = value.detach().cpu()
+            # numpy has no bfloat16; float32 holds it exactly
+            arrays[key] = (plain.float() if coarse else plain).numpy()
+        else:
+            arrays[key] = value
+        form = {"array": key, "tensor": isinstance(value, Tensor)}
+        return form | ({"dtype": "bfloat16"} if coarse else {})
     if isinstance(value, np.generic):
         return _encode(value.item(), arrays)
     if isinstance(value, float) and not math.isfinite(value):

@@ -26,14 +26,11 @@ def digits() -> tuple[Tensor, Tensor]:
     >>> tuple(x.shape), float(x.max()), y[:5].tolist()
     ((1797, 64), 1.0, [0, 1, 2, 3, 4])
     """
-    with (
-        files("lambdahat.data").joinpath("digits.npz").open("rb") as stream,
-        np.load(stream) as stored,
-    ):
+    source = files("lambdahat.data").joinpath("digits.npz")
+    with source.open("rb") as stream, np.load(stream) as stored:
         images, labels = stored["images"], stored["labels"]
-    return torch.from_numpy(images.astype(np.float32) / 16.0), torch.from_numpy(
-        labels.astype(np.int64)
-    )
+    pixels, classes = images.astype(np.float32) / 16.0, labels.astype(np.int64)
+    return torch.from_numpy(pixels), torch.from_numpy(classes)
 
 
 @register_dataset(
@@ -99,9 +96,8 @@ def xord(pairs: int = 5, train: int = 12, test: int = 10, seed: int = 0) -> Spli
         pool[torch.randperm(len(pool), generator=rng)[:all_halves]]
         for pool in (points[differing == 0], points[differing == 1])  # no XOR, and one
     ]
-    parts = [
-        torch.cat([drawn[part] for drawn in chosen]) for part in (slice(half), slice(half, None))
-    ]
+    cuts = (slice(half), slice(half, None))
+    parts = [torch.cat([pool[cut] for pool in chosen]) for cut in cuts]
     labels = [torch.arange(2).repeat_interleave(len(part) // 2) for part in parts]
     return Split((parts[0], labels[0]), (parts[1], labels[1]), classes=2)
 
@@ -140,11 +136,8 @@ def synthetic_regression(
     rng = generator(seed, "synthetic_regression")
     x = b * torch.rand(samples, inputs, generator=rng, dtype=torch.float64)
     wave, slope = (c * torch.rand(inputs, 1, generator=rng, dtype=torch.float64) for _ in range(2))
-    y = (
-        a * (x @ wave).sin()
-        + a * (x @ slope)
-        + noise * torch.randn(samples, 1, generator=rng, dtype=torch.float64)
-    )
+    error = noise * torch.randn(samples, 1, generator=rng, dtype=torch.float64)
+    y = a * (x @ wave).sin() + a * (x @ slope) + error
     return _parted(x.float(), y.float(), max(1, round(held_out * samples)))
 
 

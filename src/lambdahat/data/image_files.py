@@ -57,12 +57,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 def _idx(*digests: str) -> tuple[tuple[File, ...]]:
     sizes = 47_040_016, 60_008, 7_840_016, 10_008
-    return (
-        tuple(
-            File(name, size, f"sha256:{digest}")
-            for name, size, digest in zip(NAMES, sizes, digests, strict=True)
-        ),
-    )
+    parts = zip(NAMES, sizes, digests, strict=True)
+    return (tuple(File(name, size, f"sha256:{digest}") for name, size, digest in parts),)
 
 
 @register_dataset(
@@ -265,18 +261,13 @@ def checked(
     data: Any, labels: Any, path: Path, classes: int, first: int = 0, pixels: int = PIXELS
 ) -> Part:
     """Rows of bytes as images, with as many labels in range, which begin at ``first``."""
-    rows = (
-        isinstance(data, np.ndarray)
-        and data.dtype == np.uint8
-        and data.ndim == 2
-        and data.shape[1] == pixels
-    )
-    shown = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+    array = isinstance(data, np.ndarray)
+    rows = array and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == pixels
+    shown = f"{data.dtype} {data.shape}" if array else type(data).__name__
     require(rows, str(path), f"hold bytes (n, {pixels})", shown, CURE)
-    kinds = {type(label) for label in labels} if isinstance(labels, list) else {type(labels)}
-    other = sorted(
-        kind.__name__ for kind in kinds - ({int} if isinstance(labels, list) else {np.ndarray})
-    )
+    listed = isinstance(labels, list)
+    kinds = {type(label) for label in labels} - {int} if listed else {type(labels)} - {np.ndarray}
+    other = sorted(kind.__name__ for kind in kinds)
     require(not other, str(path), f"hold {len(data):,} whole labels", " and ".join(other), CURE)
     numbers = np.asarray(labels)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or len(numbers) != len(data):
@@ -342,8 +333,7 @@ def imagenet32_files(folder: Path, normalization: str) -> Split:
         data, labels = _entries(batch, path, "data", "labels")
         parts.append(checked(data, labels, path, CLASSES, first=1))
         report("imagenet32", i + 1, len(BATCHES) + 1)
-    images = np.concatenate([part[0] for part in parts[:-1]])
-    labels = np.concatenate([part[1] for part in parts[:-1]])
+    images, labels = (np.concatenate([part[i] for part in parts[:-1]]) for i in (0, 1))
     # a pickled array is a view of the file
     held_out = np.require(parts[-1][0], requirements="W"), parts[-1][1]
     return image_split((images, labels), held_out, CLASSES, normalization)
@@ -361,9 +351,8 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         self, folder: str | Path, size: int = 224, normalization: str = "standard"
     ) -> None:
         self.folder, self.size = Path(folder), require_count(size, "size")
-        self.normalization = require_choice(
-            normalization, "normalization", ("unit", "symmetric", "standard")
-        )
+        known = ("unit", "symmetric", "standard")
+        self.normalization = require_choice(normalization, "normalization", known)
         if not self.folder.is_dir():
             raise FileNotFoundError(
                 f"folder must be a folder of one folder per class, got {folder} (no such folder)"
@@ -410,6 +399,5 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         width, height = (max(self.size, round(side * short)) for side in whole.size)
         left, top = (width - self.size) // 2, (height - self.size) // 2
         resized = whole.resize((width, height), Image.Resampling.BILINEAR)
-        return np.array(
-            resized.crop((left, top, left + self.size, top + self.size)), dtype=np.uint8
-        )
+        middle = resized.crop((left, top, left + self.size, top + self.size))
+        return np.array(middle, dtype=np.uint8)

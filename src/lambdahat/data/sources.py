@@ -65,13 +65,8 @@ class File:
 
 def verify_bytes(data: bytes, name: str, size: int | None, digest: str, cure: str = "") -> None:
     """Refuse bytes of another size or checksum ("sha256:…" or "md5:…")."""
-    require(
-        size in (None, len(data)),
-        name,
-        f"hold {size:,} bytes" if size else "",
-        f"{len(data):,}",
-        cure,
-    )
+    whole = size in (None, len(data))
+    require(whole, name, f"hold {size or 0:,} bytes", f"{len(data):,}", cure)
     if digest:
         kind, _, expected = digest.partition(":")
         got = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
@@ -211,25 +206,18 @@ def begun(part: Path) -> int:
 def open_part(part: Path, append: bool = False) -> IO[bytes]:
     """The file to write to, never through a link, not even through one made this moment."""
     begun(part)
-    flags = (
-        os.O_WRONLY
-        | os.O_CREAT
-        | (os.O_APPEND if append else os.O_TRUNC)
-        | getattr(os, "O_NOFOLLOW", 0)
-    )
-    return os.fdopen(
-        os.open(part, flags | getattr(os, "O_BINARY", 0), 0o644), "ab" if append else "wb"
-    )
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(part, flags, 0o644), "ab" if append else "wb")
 
 
 def _continue(url: str, part: Path, timeout: float, most: int | None) -> int | None:
     """One request for what is missing; the size of the whole where the server tells it."""
     done = begun(part)
     headers = {"User-Agent": "lambdahat", **({"Range": f"bytes={done}-"} if done else {})}
+    request = urllib.request.Request(url, headers=headers)
     try:
-        response = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=timeout
-        )
+        response = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
             if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -245,28 +233,21 @@ def _continue(url: str, part: Path, timeout: float, most: int | None) -> int | N
         length = response.headers.get("Content-Length")
         total = None if length is None else done + int(length)
         with open_part(part, append=done > 0) as stream:
-            fits = _copy(response, stream, url.rsplit("/", 1)[-1], done, total, most)
-        if not fits:
+            while block := response.read(CHUNK):
+                done += len(block)
+                if most is not None and done > most:
+                    break
+                stream.write(block)
+                report(f"fetch {url.rsplit('/', 1)[-1]}", done, total)
+        if most is not None and done > most:
             part.unlink()
             raise ValueError(f"{url} must have at most {most:,} bytes, got more")
     return total
 
 
-def _copy(
-    response: Any, stream: IO[bytes], name: str, done: int, total: int | None, most: int | None
-) -> bool:
-    """Whether all that came was written, and no more than ``most``."""
-    while block := response.read(CHUNK):
-        done += len(block)
-        if most is not None and done > most:
-            return False
-        stream.write(block)
-        report(f"fetch {name}", done, total)
-    return True
-
-
 PATIENCE = 900  # seconds that a package client may take
 MEMBERS = 10_000  # of an archive
+DAMAGE = (tarfile.TarError, KeyError, EOFError, zlib.error, gzip.BadGzipFile, OverflowError)
 
 
 class Source(Protocol):
@@ -367,15 +348,8 @@ def _run(command: Sequence[str], folder: str) -> None:
     """Run a package client; what it says goes into the error."""
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(f"there is no program {command[0]!r} here")
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    done = subprocess.run(command, cwd=folder, timeout=PATIENCE, check=False, **options)
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())[-300:]
         raise OSError(f"`{' '.join(command)}` exited with {done.returncode}: {said}")
@@ -396,9 +370,10 @@ def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> 
             members: dict[str, tarfile.TarInfo] = {}
             for member in stored:
                 _require_plain(member, archive.name)
-                require(
-                    len(members) < MEMBERS, archive.name, f"hold at most {MEMBERS:,} files", "more"
-                )
+                if len(members) == MEMBERS:
+                    raise ValueError(
+                        f"{archive.name} must hold {MEMBERS:,} files at most, got more"
+                    )
                 members[member.name] = member
             for file in files:
                 member = members[f"{inside}/{file.name}"]
@@ -414,30 +389,17 @@ def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> 
                 stream = stored.extractfile(member)
                 assert stream is not None
                 _write(stream.read(), file, folder)
-    except (
-        tarfile.TarError,
-        KeyError,
-        EOFError,
-        zlib.error,
-        gzip.BadGzipFile,
-        OverflowError,
-    ) as error:
-        raise ValueError(
-            f"{archive.name} must be a tar archive with {inside}/, got {error}"
-        ) from None
+    except DAMAGE as error:
+        text = f"{archive.name} must be a tar archive with {inside}/, got {error}"
+        raise ValueError(text) from None
 
 
 def _require_plain(member: tarfile.TarInfo, archive: str) -> None:
     """Refuse what is no file or folder below the archive's own."""
     path = PurePosixPath(member.name)
     outside = path.is_absolute() or ".." in path.parts or "\\" in member.name
-    kind = (
-        "a link"
-        if member.issym() or member.islnk()
-        else ""
-        if member.isfile() or member.isdir()
-        else "a device"
-    )
+    kind = "" if member.isfile() or member.isdir() else "a device"
+    kind = "a link" if member.issym() or member.islnk() else kind
     if outside or kind:
         raise ValueError(
             f"{archive} must hold files and folders below its own, got {describe(member.name)}"

@@ -87,9 +87,8 @@ def windows(tokens: Tensor, length: int) -> Pair:
     """Inputs (n, length) and targets one token later; an incomplete last stretch is dropped."""
     most = len(tokens) - 1
     count = most // require_count(length, "length", most=most)
-    return tokens[: count * length].view(count, length), tokens[1 : count * length + 1].view(
-        count, length
-    )
+    size = count * length
+    return tokens[:size].view(count, length), tokens[1 : size + 1].view(count, length)
 
 
 def image_split(
@@ -102,21 +101,17 @@ def image_split(
     require_choice(normalization, "normalization", NORMALIZATIONS)
     images, held_out = torch.from_numpy(train[0]), torch.from_numpy(test[0])
     shift, scale = _affine(images, normalization)
-    pairs = [
-        (
-            scaled(part, shift, scale) if normalization != "raw" else part,
-            torch.from_numpy(labels.astype(np.int64)),
-        )
-        for part, labels in ((images, train[1]), (held_out, test[1]))
-    ]
-    return Split(pairs[0], pairs[1], classes)
+    parts = [images, held_out]
+    if normalization != "raw":
+        parts = [scaled(part, shift, scale) for part in parts]
+    labels = [torch.from_numpy(each.astype(np.int64)) for each in (train[1], test[1])]
+    return Split((parts[0], labels[0]), (parts[1], labels[1]), classes)
 
 
 def scaled(images: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """(images − shift)/scale per channel, as float32, without a second copy."""
-    return (
-        images.float().sub_(shift.float().view(1, -1, 1, 1)).div_(scale.float().view(1, -1, 1, 1))
-    )
+    shift, scale = (value.float().view(1, -1, 1, 1) for value in (shift, scale))
+    return images.float().sub_(shift).div_(scale)
 
 
 def _affine(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -128,9 +123,8 @@ def _affine(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         return torch.full((channels,), 127.5), torch.full((channels,), 127.5)
     if kind == "raw":
         return torch.zeros(channels), torch.ones(channels)
-    means, deviations = zip(
-        *(_moments(images[:, channel]) for channel in range(channels)), strict=True
-    )
+    moments = [_moments(images[:, channel]) for channel in range(channels)]
+    means, deviations = zip(*moments, strict=True)
     return torch.tensor(means), torch.tensor([value or 1.0 for value in deviations])
 
 
@@ -161,6 +155,12 @@ def augment(
     """
     require(images.ndim == 4, "images", "be a batch (B, C, H, W)", images)
     require_count(padding, "padding", least=0)
+    device = images.device
+
+    def draw(below: int) -> Tensor:
+        numbers = torch.randint(0, below, (count, 1), generator=generator, device=generator.device)
+        return numbers.to(device)
+
     count, _, height, width = images.shape
     tall, wide = (height, width) if size is None else (require_count(size, "size"),) * 2
     slack = height + 2 * padding - tall, width + 2 * padding - wide
@@ -169,26 +169,10 @@ def augment(
             f"size must be at most {min(height, width) + 2 * padding}, the padded image's side, got"
             f" {describe(size)}"
         )
-    rows = _starts(count, slack[0], generator, images.device) + torch.arange(
-        tall, device=images.device
-    )
-    columns = _starts(count, slack[1], generator, images.device) + torch.arange(
-        wide, device=images.device
-    )
+    rows = draw(slack[0] + 1) + torch.arange(tall, device=device)
+    columns = draw(slack[1] + 1) + torch.arange(wide, device=device)
     if flip:
-        mirrored = torch.randint(0, 2, (count, 1), generator=generator, device=generator.device).to(
-            images.device
-        )
-        columns = torch.where(mirrored == 1, columns.flip(1), columns)
-    padded = F.pad(images, [padding] * 4)
-    sample = torch.arange(count, device=images.device)[:, None, None]
-    return padded.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]].permute(
-        0, 3, 1, 2
-    )
-
-
-def _starts(count: int, slack: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Where each cut begins, (B, 1)."""
-    return torch.randint(0, slack + 1, (count, 1), generator=generator, device=generator.device).to(
-        device
-    )
+        columns = torch.where(draw(2) == 1, columns.flip(1), columns)
+    pixels = F.pad(images, [padding] * 4).permute(0, 2, 3, 1)
+    sample = torch.arange(count, device=device)[:, None, None]
+    return pixels[sample, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat._core.check import describe, require, require_choice, require_count
+from lambdahat._core.check import require, require_choice, require_count, require_type
 from lambdahat.results import Array, Result, Status
 
 
@@ -49,9 +49,8 @@ class Run(Result):
         known = dict.fromkeys(key for row in self.history for key in row)
         require_choice(name, "name", list(known))
         rows = [row for row in self.history if _is_finite(row.get(name))]
-        return np.array([row["progress"] for row in rows], float), np.array(
-            [row[name] for row in rows], float
-        )
+        progress, values = ([row[key] for row in rows] for key in ("progress", name))
+        return np.array(progress, float), np.array(values, float)
 
     def __len__(self) -> int:
         return len(self.epochs)
@@ -80,8 +79,7 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         require_count(self.patience, "patience")
-        if not isinstance(self.metric, str):
-            raise TypeError(f"metric must be the name of a column, got {describe(self.metric)}")
+        require_type(self.metric, str, "metric", "be the name of a column")
         require(self.least >= 0, "least", "be at least 0", repr(self.least))
 
 
@@ -104,9 +102,9 @@ class BestSoFar:
         if value is None:
             return False
         sign = -1.0 if self.metric.endswith("accuracy") else 1.0
-        better = _is_finite(value) and (
-            not self.row or sign * (self.row[self.metric] - value) > self.least
-        )
+        better = _is_finite(value)
+        if better and self.row:
+            better = sign * (self.row[self.metric] - value) > self.least
         self.row, self.waited = (dict(row), 0) if better else (self.row, self.waited + 1)
         return better
 

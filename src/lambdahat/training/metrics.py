@@ -10,7 +10,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,14 +26,12 @@ LEFT = re.compile(r"[0-9a-f]{32}")  # a digest whose key is damaged
 
 def tidy_row(row: Mapping[str, Any]) -> Row:
     """The row as it is kept: plain values, and NaN for what is not finite."""
-    plain = {
-        key: value.item() if isinstance(value, Tensor | np.generic) else value
-        for key, value in row.items()
-    }
-    return {
-        key: math.nan if isinstance(v, float) and not math.isfinite(v) else v
-        for key, v in plain.items()
-    }
+    kept = {}
+    for key, value in row.items():
+        plain = value.item() if isinstance(value, Tensor | np.generic) else value
+        infinite = isinstance(plain, float) and not math.isfinite(plain)
+        kept[key] = math.nan if infinite else plain
+    return kept
 
 
 class Metrics:
@@ -50,7 +48,8 @@ class Metrics:
         self.rows.append(row)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _append(self._jsonl, (_line(row) + "\n").encode())
+            sealed = seal({key: None if value != value else value for key, value in row.items()})
+            _append(self._jsonl, (json.dumps(sealed, ensure_ascii=False) + "\n").encode())
             self._append_csv(row)
         return row
 
@@ -67,20 +66,17 @@ class Metrics:
     @property
     def length(self) -> int:
         """Bytes of ``metrics.jsonl``."""
-        return (
-            self._jsonl.stat().st_size if self.folder is not None and self._jsonl.is_file() else 0
-        )
+        there = self.folder is not None and self._jsonl.is_file()
+        return self._jsonl.stat().st_size if there else 0
 
     def covers(self, length: int) -> bool:
         """Whether the file still holds its first ``length`` bytes."""
         return self.length >= length
 
     def cut(self, length: int) -> None:
-        """Go back to the first ``length`` bytes: read those rows, and drop what was written after
-        them.
+        """Keep the first ``length`` bytes and read their rows.
 
-        Rows that are damaged are left out, with a warning that names them: no state depends on a
-        row.
+        Damaged rows are left out with a warning that names them: no state depends on a row.
         """
         if not self.covers(length):
             raise ValueError(
@@ -102,9 +98,8 @@ class Metrics:
 
     def _go_on(self, found: list[tuple[bytes, Row]], damaged: list[str]) -> None:
         if damaged:
-            warnings.warn(
-                f"{'; '.join(damaged)}: these rows are left out", RuntimeWarning, stacklevel=2
-            )
+            text = f"{'; '.join(damaged)}: these rows are left out"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         write_atomically(self._jsonl, b"".join(line + b"\n" for line, _ in found))
         self.rows = [row for _, row in found]
         self._columns = []
@@ -124,9 +119,8 @@ class Metrics:
 
     def _rewrite_csv(self) -> None:
         assert self.folder is not None
-        self._columns = list(
-            dict.fromkeys([*self._columns, *(key for row in self.rows for key in row)])
-        )
+        known = [*self._columns, *(key for row in self.rows for key in row)]
+        self._columns = list(dict.fromkeys(known))
         header = ",".join(self._columns).encode() + b"\n" if self._columns else b""
         write_atomically(self.folder / "metrics.csv", header + _csv_lines(self._columns, self.rows))
 
@@ -157,17 +151,9 @@ def _parse(blob: bytes, path: Path) -> tuple[list[tuple[bytes, Row]], list[str]]
         except (ValueError, RecursionError) as error:
             damaged.append(f"{place} is damaged: it is not JSON ({error})")
         else:
-            found.append(
-                (line, {key: math.nan if value is None else value for key, value in row.items()})
-            )
+            pairs = row.items()
+            found.append((line, {key: math.nan if v is None else v for key, v in pairs}))
     return found, damaged
-
-
-def _line(row: Row) -> str:
-    return json.dumps(
-        seal({key: None if value != value else value for key, value in row.items()}),
-        ensure_ascii=False,
-    )
 
 
 def _csv_lines(columns: list[str], rows: list[Row]) -> bytes:
@@ -180,14 +166,9 @@ def _csv_lines(columns: list[str], rows: list[Row]) -> bytes:
 
 
 def _append(path: Path, data: bytes) -> None:
-    flags = (
-        os.O_WRONLY
-        | os.O_CREAT
-        | os.O_APPEND
-        | getattr(os, "O_NOFOLLOW", 0)
-        | getattr(os, "O_BINARY", 0)
-    )
     # never through a link to another file
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(path, flags, 0o644), "ab") as stream:
         stream.write(data)
 
@@ -226,16 +207,10 @@ class WandB:
     def __init__(self, folder: Path | None, about: Mapping[str, Any]) -> None:
         import wandb  # type: ignore[import-not-found,unused-ignore]
 
-        named = (
-            {}
-            if folder is None
-            else {
-                "dir": str(folder),
-                "name": folder.name,
-                "resume": "allow",
-                "id": hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
-            }
-        )
+        named: dict[str, Any] = {}
+        if folder is not None:
+            mark = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+            named = {"dir": str(folder), "name": folder.name, "resume": "allow", "id": mark}
         self._run = wandb.init(project="lambdahat", config=dict(about), **named)
 
     def log(self, row: Mapping[str, Any]) -> None:
@@ -249,31 +224,25 @@ class WandB:
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a row."""
-    return {
-        key: value
-        for key, value in row.items()
-        if isinstance(value, int | float) and value == value
-    }
+    kept = {key: value for key, value in row.items() if isinstance(value, int | float)}
+    return {key: value for key, value in kept.items() if value == value}
 
 
 def make_loggers(
     asked: Sequence[Any], folder: Path | None, step: int, about: Mapping[str, Any]
 ) -> list[Any]:
     """Loggers by name, or as they are given."""
-    return [
-        TensorBoard(folder, step)
-        if each == "tensorboard"
-        else WandB(folder, about)
-        if each == "wandb"
-        else each
-        for each in asked
-    ]
+    makers: dict[str, Callable[[], Any]] = {
+        "tensorboard": lambda: TensorBoard(folder, step),
+        "wandb": lambda: WandB(folder, about),
+    }
+    return [makers[each]() if isinstance(each, str) else each for each in asked]
 
 
 def require_loggers(asked: Any) -> None:
     """Raise unless every logger is a name or has ``log``."""
-    if not isinstance(asked, Sequence) or isinstance(asked, str):
-        raise TypeError(f'loggers must be a list, got {describe(asked)}; such as ["tensorboard"]')
+    listed = isinstance(asked, Sequence) and not isinstance(asked, str)
+    require(listed, "loggers", "be a list", describe(asked), 'such as ["tensorboard"]', TypeError)
     for each in asked:
         known = each in LOGGERS if isinstance(each, str) else callable(getattr(each, "log", None))
         require(known, "loggers", f"be among {', '.join(LOGGERS)}, or have a method log(row)", each)

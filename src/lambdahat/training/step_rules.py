@@ -128,15 +128,13 @@ class _Family:
 
 
 def _family(optimizer: Any) -> _Family:
-    known = next(
-        (family for kind, family in _FAMILIES.items() if isinstance(optimizer, kind)), None
+    for kind, family in _FAMILIES.items():
+        if isinstance(optimizer, kind):
+            return family
+    raise TypeError(
+        "optimizer must be SGD, Adam, AdamW, RMSprop, Padam or one of their kin, got"
+        f" {type(optimizer).__name__}; for others no diagonal preconditioner is known"
     )
-    if known is None:
-        raise TypeError(
-            "optimizer must be SGD, Adam, AdamW, RMSprop, Padam or one of their kin, got"
-            f" {type(optimizer).__name__}; for others no diagonal preconditioner is known"
-        )
-    return known
 
 
 def _heavy_ball(group: Group) -> float:
@@ -154,22 +152,19 @@ def _averaged(group: Group) -> float:
 def _adam_scale(group: Group, state: Mapping[str, Any]) -> Tensor:
     """(1 − β₁ᵗ)·(√v̂ + ε)^{2p}: with it m, not m̂, is the momentum (Cohen et al. 2022)."""
     moment, first, second = _moments(group, state)
-    scale: Tensor = first * ((moment / second).sqrt() + float(group["eps"])).pow(
-        2 * float(group.get("p", 0.5))
-    )
-    return scale
+    root: Tensor = (moment / second).sqrt() + float(group["eps"])
+    return first * root.pow(2 * float(group.get("p", 0.5)))
 
 
 def _padam_scale(group: Group, state: Mapping[str, Any]) -> Tensor:
     """The same, or as the other two forms of ``Padam`` place the corrections."""
-    moment, first, second = _moments(group, state)
-    power, eps = float(group["p"]), float(group["eps"])
     if group["form"] == "adamw":
         return _adam_scale(group, state)
-    coded = group["form"] == "coded"
-    scale: Tensor = (
-        (moment.sqrt() + eps).pow(2 * power) / second**0.5 if coded else (moment + eps).pow(power)
-    )
+    moment, first, second = _moments(group, state)
+    power, eps = float(group["p"]), float(group["eps"])
+    scale: Tensor = (moment + eps).pow(power)
+    if group["form"] == "coded":
+        scale = (moment.sqrt() + eps).pow(2 * power) / second**0.5
     return first * scale
 
 
@@ -196,16 +191,12 @@ def _stated(state: Mapping[str, Any], key: str) -> Any:
     return state[key]
 
 
-_PLAIN = _Family(
-    lambda group, state: torch.ones((), dtype=torch.float64), _heavy_ball, lambda group: False
-)
+_PLAIN = _Family(lambda *_: torch.ones((), dtype=torch.float64), _heavy_ball, lambda _: False)
 _FAMILIES: dict[type, _Family] = {  # the narrower class first
     SGD: _PLAIN,
     SpectralSGD: _PLAIN,
     AdamW: _Family(_adam_scale, _averaged, lambda group: True),
-    Adam: _Family(
-        _adam_scale, _averaged, lambda group: bool(group.get("decoupled_weight_decay", False))
-    ),
+    Adam: _Family(_adam_scale, _averaged, lambda group: bool(group.get("decoupled_weight_decay"))),
     Padam: _Family(_padam_scale, _averaged, lambda group: bool(group["decoupled"])),
     RMSprop: _Family(_rmsprop_scale, _heavy_ball, lambda group: False),
 }

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from lambdahat._core.check import describe, require_choice, require_count
+from lambdahat._core.check import require_choice, require_count, require_type
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import rng_untouched
 from lambdahat.results import Estimate, Result, Status
@@ -69,9 +69,7 @@ class Cost:
     samples: int
 
     def __str__(self) -> str:
-        count = (
-            f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
-        )
+        count = f"{self.fewest:,}" + (f" to {self.most:,}" if self.most != self.fewest else "")
         return f"{count} {self.unit} over {self.samples:,} samples"
 
 
@@ -115,10 +113,7 @@ class SampledTracker(ABC):
         self.unit = require_choice(unit, "unit", UNITS)
         self.samples = None if samples is None else require_count(samples, "samples", least=2)
         self.seed = require_count(seed, "seed", least=0)
-        if not isinstance(keep, bool):
-            raise TypeError(
-                f"keep must be True or False, got {describe(keep)}; the folder is that of the run"
-            )
+        require_type(keep, bool, "keep", "be True or False", "the folder is that of the run")
         self.keep = keep
         self.folder: Path | None = None
         self._drawn: tuple[weakref.ref[Problem], Problem] | None = None
@@ -163,19 +158,15 @@ class SampledTracker(ABC):
             cost, status = 0, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if is_failure(status) and not self._warned:
             self._warned = True
-            warnings.warn(
+            text = (
                 f"the tracker {self.name!r} could not measure at step {step} ({status}); its"
                 " columns are NaN there, and training goes on. Later failures are in its status"
-                " column only",
-                RuntimeWarning,
-                stacklevel=2,
+                " column only"
             )
-        return {
-            **row,
-            f"{self.name}_cost": float(cost),
-            f"{self.name}_seconds": time.perf_counter() - start,
-            f"{self.name}_status": status,
-        }
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        seconds = time.perf_counter() - start
+        own: Row = {"cost": float(cost), "seconds": seconds, "status": status}
+        return row | {f"{self.name}_{key}": value for key, value in own.items()}
 
     def sample_of(self, problem: Problem) -> Problem:
         """The problem on the tracker's samples; it shares the parameters being trained."""
@@ -201,13 +192,10 @@ class SampledTracker(ABC):
 def describe_tracker(tracker: Any) -> str:
     """A text that identifies a tracker, without how often it measures and what it keeps."""
     free = ("every", "unit", "keep", "folder")
-    settings = {} if not isinstance(tracker, SampledTracker) else vars(tracker)
-    told = [
-        f"{key}={value!r}"
-        for key, value in settings.items()
-        if key not in free and not key.startswith("_")
-    ]
-    return f"{type(tracker).__name__}({', '.join(told)})"
+    settings = vars(tracker) if isinstance(tracker, SampledTracker) else {}
+    names = [name for name in settings if name not in free and not name.startswith("_")]
+    text = ", ".join(f"{name}={settings[name]!r}" for name in names)
+    return f"{type(tracker).__name__}({text})"
 
 
 def _sampled(problem: Problem, samples: int | None, seed: int) -> Problem:
@@ -304,10 +292,9 @@ def make_trackers(names: str | Sequence[str], **common: Any) -> list[SampledTrac
 
 def _settings_of(kind: type[SampledTracker]) -> tuple[str, ...]:
     """The named arguments of a tracker and its bases, apart from when and on what to measure."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for each in kind.__mro__:
         if issubclass(each, SampledTracker) and "__init__" in vars(each):
-            found |= dict.fromkeys(signature(each.__init__).parameters)
-    return tuple(
-        name for name in found if name not in ("self", "common", "every", "unit", "samples", "seed")
-    )
+            names |= dict.fromkeys(signature(each.__init__).parameters)
+    when = ("self", "common", "every", "unit", "samples", "seed")
+    return tuple(name for name in names if name not in when)
