@@ -370,10 +370,8 @@ def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> 
             members: dict[str, tarfile.TarInfo] = {}
             for member in stored:
                 _require_plain(member, archive.name)
-                if len(members) == MEMBERS:
-                    raise ValueError(
-                        f"{archive.name} must hold {MEMBERS:,} files at most, got more"
-                    )
+                few = len(members) < MEMBERS
+                require(few, archive.name, f"hold at most {MEMBERS:,} files", "more")
                 members[member.name] = member
             for file in files:
                 member = members[f"{inside}/{file.name}"]
