@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lambdahat import maxent, sampling, singular
 from lambdahat._core.progress import progress
-from lambdahat._measure import measure
+from lambdahat._measure import compare, measure
 from lambdahat.estimators import (
     Overlap,
     RankBound,
@@ -58,7 +58,7 @@ from lambdahat.results import (
     Status,
     Variance,
 )
-from lambdahat.results.measurement import Measurement
+from lambdahat.results.measurement import Comparison, Measurement
 from lambdahat.sampling import sample
 from lambdahat.singular import llc
 
@@ -72,6 +72,7 @@ __version__ = "0.1.0"
 __all__ = [
     "KFAC",
     "Chains",
+    "Comparison",
     "Density",
     "Eigenpairs",
     "Estimate",
@@ -89,6 +90,7 @@ __all__ = [
     "Spectrum",
     "Status",
     "Variance",
+    "compare",
     "data",
     "diagonal",
     "eigenpairs",

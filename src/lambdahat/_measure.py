@@ -1,5 +1,5 @@
 """``measure``: several quantities of one problem at once, kept on disk as they come, so that a
-killed run resumes.
+killed run resumes; ``compare``: the same quantities of several problems.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import numpy as np
 import scipy
 import torch
 
-from lambdahat._core.check import require, require_choice
+from lambdahat._core.check import describe, require, require_choice
 from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed
 from lambdahat._core.storage import Damaged, digest, read_json, unseal, write_sealed
 from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import behaves_alike
-from lambdahat.results import Eigenpairs, Result
-from lambdahat.results.measurement import Measurement
+from lambdahat.results import Eigenpairs, Estimate, Result, Status
+from lambdahat.results.measurement import Comparison, Measurement
+from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
+from lambdahat.singular._llc import default_localization, inverse_temperature
 
 
 def measure(
@@ -84,6 +87,231 @@ def measure(
     if folder is not None:
         measurement.save(folder)
     return measurement
+
+
+def compare(
+    problems: Mapping[str, Problem | Measurement | Sequence[Problem] | Sequence[Measurement]],
+    what: str | Sequence[str] = ("llc", "trace", "eigenvalues", "loss"),
+    curvature: str = "hessian",
+    *,
+    top: int = 3,
+    depth: int = 100,
+    probes: int = 1,
+    seed: int = 0,
+    sampling: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Measure the same quantities of several problems and compare them, with errors.
+
+    λ̂ is comparable only at the same data, temperature and localization. So all problems must have
+    the same data, and all λ̂ the same nβ and γ: those of ``sampling``, else n/ln n and the geometric
+    mean of the γ that ``llc`` would choose for each problem.
+
+    Args:
+        problems: Names and what to compare: a problem each, or for each name a list with one
+            problem per seed. The i-th of every name form a pair and need the same data. In place of
+            problems, measurements that ``measure`` made; they must have the same nβ and γ.
+        what: Quantities of ``measure``, "eigenvalues" (the ``top`` largest) and "loss".
+        curvature: The matrix whose trace and eigenvalues are measured.
+        top: Number of eigenvalues.
+        depth: Lanczos steps of a spectrum.
+        probes: Starting vectors of a spectrum.
+        seed: Seed of all randomness; every problem has its own stream.
+        sampling: Settings of ``llc``, as for ``measure``.
+
+    Returns:
+        The comparison: ``value``, ``difference``, ``table()``, ``frame()``; ``lh.plot`` draws it.
+
+    >>> import torch, lambdahat as lh
+    >>> data = torch.eye(3), torch.zeros(3, 1)
+    >>> flat, steep = (torch.nn.Linear(3, 1, bias=False) for _ in range(2))
+    >>> problems = {name: lh.Problem(model, "mse", data)
+    ...             for name, model in {"flat": flat, "steep": steep}.items()}
+    >>> lh.compare(problems, "trace").difference("trace", "steep", "flat").value
+    0.0
+    """
+    names = (what,) if isinstance(what, str) else tuple(dict.fromkeys(what))
+    asked = [{"eigenvalues": "eigenpairs"}.get(name, name) for name in names if name != "loss"]
+    if asked or not names:
+        quantity_names(asked)
+    every = _listed(problems)
+    if isinstance(next(iter(every.values()))[0], Measurement):
+        measured = every
+    else:
+        _require_same_data(every)
+        given = dict(sampling or {})
+        if any(name in SAMPLED for name in asked):
+            given = _common_estimand(every, given)
+        measured = {
+            name: [
+                _measured(
+                    problem,
+                    asked,
+                    curvature,
+                    {"top": top, "depth": depth, "probes": probes, "sampling": given},
+                    derived_seed(seed, "compare", place, i),
+                )
+                for i, problem in enumerate(found)
+            ]
+            for place, (name, found) in enumerate(every.items())
+        }
+    return _comparison(measured, names, top)
+
+
+SAMPLED = ("llc", "llc_curve", "bayes_criteria", "temperature_regression", "free_energy", "sweep")
+
+
+def _listed(problems: Any) -> dict[str, list[Any]]:
+    """What is compared, by name, as lists of the same length and one kind."""
+    require(
+        isinstance(problems, Mapping) and len(problems) > 1,
+        "problems",
+        "be a dict of two or more names, such as {'SGD': a, 'Adam': b}",
+        describe(problems),
+        error=TypeError if not isinstance(problems, Mapping) else ValueError,
+    )
+    every = {
+        str(name): list(found) if isinstance(found, list | tuple) else [found]
+        for name, found in problems.items()
+    }
+    kinds = {
+        type(one) if isinstance(one, Problem | Measurement) else None
+        for found in every.values()
+        for one in found
+    }
+    require(
+        len(kinds) == 1 and kinds <= {Problem, Measurement},
+        "problems",
+        "hold problems alone or measurements alone",
+        {name: describe(found[0]) if found else "none" for name, found in every.items()},
+        error=TypeError,
+    )
+    counts = {name: len(found) for name, found in every.items()}
+    require(
+        len(set(counts.values())) == 1 and 0 not in counts.values(),
+        "problems",
+        "have as many seeds for every name, which are paired",
+        counts,
+        "leave out those without a partner",
+    )
+    return every
+
+
+def _require_same_data(every: Mapping[str, Sequence[Problem]]) -> None:
+    """Each seed's problems have the same data, whatever their batches, and the same loss."""
+    first, *others = every
+    for i in range(len(every[first])):
+        marks = {name: _data_mark(every[name][i]) for name in (first, *others)}
+        odd = [name for name in others if marks[name] != marks[first]]
+        require(
+            not odd,
+            "problems",
+            "have the same data and loss, or their numbers are not comparable",
+            f"{odd[0]!r} with other data than {first!r}" if odd else "",
+            "make every problem of one data set (for several seeds, the i-th of each name)",
+        )
+
+
+def _data_mark(problem: Problem) -> tuple[str, str, int]:
+    loss = problem.loss_function
+    data = problem.batches.digest() if problem.has_data else "none"
+    return data, "custom" if loss is None else loss.name, problem.num_samples
+
+
+def _common_estimand(
+    every: Mapping[str, Sequence[Problem]], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """``given`` with a localization for all, where it has none."""
+    if "localization" in given:
+        return dict(given)
+    logs = []
+    for found in every.values():
+        for problem in found:
+            size = min(int(given.get("batch_size", DEFAULT_BATCH)), problem.num_samples)
+            nbeta, _ = inverse_temperature(given.get("nbeta", "n/log n"), problem.num_terms, size)
+            logs.append(math.log(default_localization(problem, nbeta)[0]))
+    return {**given, "localization": math.exp(sum(logs) / len(logs))}
+
+
+def _measured(
+    problem: Problem, asked: Sequence[str], curvature: str, effort: Mapping[str, Any], seed: int
+) -> Measurement:
+    if asked:
+        return measure(problem, asked, curvature, seed=seed, keep_vectors=False, **effort)
+    return Measurement({}, description(problem, MeasureSettings(curvature)))
+
+
+def _comparison(
+    measured: Mapping[str, Sequence[Measurement]], names: Sequence[str], top: int
+) -> Comparison:
+    """The numbers of measurements by quantity and name; a mix of temperatures or γ is refused."""
+    readings: dict[str, dict[str, tuple[Estimate, ...]]] = {}
+    settings: dict[str, Any] = {}
+    numbers = {
+        name: [_numbers_of(one, names, top) for one in found] for name, found in measured.items()
+    }
+    for name, found in measured.items():
+        for one in found:
+            for row in one.table():
+                for key in ("nbeta", "localization"):
+                    if row.get(key) is None:
+                        continue
+                    known = settings.setdefault(key, row[key])
+                    same = known == row[key] or (
+                        isinstance(known, float) and math.isclose(known, row[key], rel_tol=1e-6)
+                    )
+                    require(
+                        same,
+                        "problems",
+                        f"have the same {key}, or their λ̂ are not comparable",
+                        f"{known:.6g} and {row[key]:.6g} ({name})",
+                        f"measure them with the same sampling={{'{key}': …}}, or give problems",
+                    )
+    first = next(iter(numbers.values()))[0]
+    for label in first:
+        missing = [name for name, found in numbers.items() if any(label not in n for n in found)]
+        require(
+            not missing,
+            "problems",
+            f"all have {label}",
+            f"{', '.join(missing)} without it",
+            "measure the same quantities of all",
+        )
+        readings[label] = {
+            name: tuple(each[label] for each in found) for name, found in numbers.items()
+        }
+    return Comparison(readings, settings)
+
+
+def _numbers_of(one: Measurement, names: Sequence[str], top: int) -> dict[str, Estimate]:
+    """The estimates of a measurement by label, in the order of ``names``."""
+    found: dict[str, Estimate] = {}
+    for name in names:
+        if name == "loss":
+            require("loss_value" in one.about, "problems", "know their loss", "none")
+            found["loss"] = Estimate(float(one.about["loss_value"]))
+            continue
+        own = {"eigenvalues": "eigenpairs"}.get(name, name)
+        require(
+            own in one.results,
+            "problems",
+            f"have measured {own}",
+            f"only {', '.join(one.results)}",
+            "name what was measured in what=",
+        )
+        part = Measurement({name: one.results[own]})
+        for row in part.table():
+            if name == "llc" and row["quantity"] not in ("llc", "llc.wbic"):
+                continue
+            if name == "eigenvalues" and len([k for k in found if k.startswith(name)]) >= top:
+                continue
+            found[row["quantity"]] = _estimate_of(one.results[own], row)
+    return found
+
+
+def _estimate_of(result: Any, row: Mapping[str, Any]) -> Estimate:
+    """The number of a row, with the degrees of freedom of its result where that is one number."""
+    dof = float(getattr(result, "dof", math.inf))
+    return Estimate(row["value"], row["stderr"], row["cost"], Status[row["status"]], dof)
 
 
 def quantity_names(what: str | Sequence[str]) -> tuple[str, ...]:

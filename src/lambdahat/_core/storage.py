@@ -269,6 +269,29 @@ class Result:
         caption = f"<caption {left}><b>{title}</b> {summary}</caption>"
         return f"<table>{caption}<tbody>{rows}</tbody></table>"
 
+    def table(self) -> list[dict[str, Any]]:
+        """One row per number: quantity, value, stderr, cost and status."""
+        rows: list[dict[str, Any]] = _tables().number_rows({type(self).__name__: self})
+        return rows
+
+    def frame(self) -> Any:
+        """The rows of ``table()`` as a ``pandas.DataFrame``; of a result that holds arrays alone,
+        such as a density, a column for each.
+        """
+        return _tables().frame_of(self)
+
+    def to_latex(self) -> str:
+        """The rows of ``table()`` as a LaTeX tabular with the rules of booktabs, a value and its
+        standard error in one column.
+        """
+        text: str = _tables().latex_of(self.table())
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain numbers, texts, lists and dictionaries."""
+        fields: dict[str, Any] = _plain(self)
+        return fields
+
     def save(self, path: str | Path) -> Path:
         """Write to ``path`` (".json" is added when missing), atomically; arrays go beside it as
         .npz.
@@ -361,6 +384,24 @@ def _short(value: Any) -> str:
         parts = ", ".join(_short(item) for item in value[:FEW])
         return f"({parts}{_rest(len(value)) or ',' * (len(value) == 1)})"
     return describe(value)
+
+
+def _tables() -> Any:
+    """The module that knows which numbers a result has, one layer above this one."""
+    return import_module("lambdahat.results.measurement")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Result):
+        parts = dataclasses.fields(value)  # type: ignore[arg-type]
+        return {part.name: _plain(getattr(value, part.name)) for part in parts}
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value.name if isinstance(value, Status) else value
 
 
 def _is_empty(value: Any) -> bool:

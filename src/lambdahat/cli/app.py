@@ -14,7 +14,7 @@ import typer
 from lambdahat.cli.data_commands import data_commands
 from lambdahat.cli.exits import EXIT_CODES, OK, exit_codes, require_writable
 from lambdahat.cli.graph_commands import graph_commands
-from lambdahat.cli.model_commands import advise, landscape, measure
+from lambdahat.cli.model_commands import advise, compare, landscape, measure
 from lambdahat.cli.options import Json, Kept, Quiet, Seed, out_option
 
 app = typer.Typer(
@@ -49,6 +49,7 @@ def _root(
 
 
 app.command(epilog=EXIT_CODES)(measure)
+app.command(epilog=EXIT_CODES)(compare)
 app.command(epilog=EXIT_CODES)(landscape)
 TRAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
 

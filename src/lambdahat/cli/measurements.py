@@ -1,15 +1,26 @@
-"""``lambdahat measure``."""
+"""``lambdahat measure`` and ``lambdahat compare``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lambdahat._core.progress import progress
-from lambdahat._measure import measure, quantity_names
+from lambdahat._measure import compare, measure, quantity_names
 from lambdahat._quantities import MeasureSettings
-from lambdahat.cli.exits import OK, code_of, foreign_output, own_folder, rank, require_writable, say
+from lambdahat.cli.exits import (
+    OK,
+    InputError,
+    code_of,
+    foreign_output,
+    own_folder,
+    rank,
+    require_writable,
+    say,
+)
 from lambdahat.cli.forecast import HEADER as FORECAST_HEADER
 from lambdahat.cli.forecast import as_document, forecast
 from lambdahat.cli.loading import ProblemChoices, load_problem
@@ -26,8 +37,8 @@ from lambdahat.cli.printing import (
 )
 from lambdahat.problem import Problem
 from lambdahat.report.figures import plot, save_figure
-from lambdahat.results import write_atomically
-from lambdahat.results.charts import is_number
+from lambdahat.results import Estimate, write_atomically
+from lambdahat.results.charts import is_number, value_text
 from lambdahat.results.measurement import Measurement
 
 
@@ -68,6 +79,79 @@ def run_measure(
             write_figures(measurement, out)
         show(measurement, out, as_json, quiet)
     return code_of(statuses(measurement))
+
+
+def run_compare(
+    factory: str,
+    checkpoints: Sequence[str],
+    choices: ProblemChoices,
+    question: Mapping[str, Any],
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Compare the checkpoints, print and write; the exit code."""
+    require_writable(out)
+    problems = {
+        name: [load_problem(factory, replace(choices, checkpoint=path)) for path in paths]
+        for name, paths in named_checkpoints(checkpoints).items()
+    }
+    with bars(quiet), foreign_output():
+        found = compare(problems, **question)
+    header = ("quantity", "name", "value ± error", "n", "status")
+    rows = [
+        (
+            row["quantity"],
+            row["name"],
+            value_text(Estimate(row["value"], row["stderr"])),
+            str(row["n"]),
+            row["status"],
+        )
+        for row in found.table()
+    ]
+    title = ", ".join(f"{key} = {value:.5g}" for key, value in found.settings.items())
+    if out is not None:
+        found.save(out / "comparison.json")
+        text = text_table(header, rows, title)
+        write_atomically(out / "table.txt", f"{text}\n".encode())
+        save_figure(plot(found), out / "comparison.png", dpi=110)
+    if as_json:
+        print_json({"settings": dict(found.settings), "results": found.table()})
+    elif not quiet:
+        print_table(header, rows, title)
+        print(NOTE)
+        if out is not None:
+            print(f"written to {out}")
+    every = [
+        one.status for part in found.readings.values() for each in part.values() for one in each
+    ]
+    for status in dict.fromkeys(status for status in every if not status.ok):
+        say(f"{status.name}: {status.value}")
+    return code_of(every)
+
+
+def named_checkpoints(words: Sequence[str]) -> dict[str, list[Path]]:
+    """The files of each name: of FILE its stem, or what is before the = of NAME=FILE,FILE."""
+    found: dict[str, list[Path]] = {}
+    for word in words:
+        name, equals, files = word.partition("=")
+        paths = [Path(part) for part in (files if equals else word).split(",") if part]
+        name = name if equals else _stem(paths[0]) if paths else ""
+        if not name or not paths or name in found:
+            raise InputError(
+                f"CHECKPOINTS must be FILE or NAME=FILE with a name each, got {word!r}"
+                + (f", a second {name!r}; write NAME={word}" if name in found else "")
+            )
+        found[name] = paths
+    if len(found) < 2:
+        raise InputError(
+            f"CHECKPOINTS must be two or more, got {len(found)}; for one, use lambdahat measure"
+        )
+    return found
+
+
+def _stem(path: Path) -> str:
+    return path.stem if path.suffix else path.name
 
 
 @contextmanager

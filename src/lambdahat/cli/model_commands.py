@@ -1,4 +1,5 @@
-"""The arguments of the commands that look at a model: ``measure``, ``landscape`` and ``advise``.
+"""The arguments of the commands that look at a model: ``measure``, ``compare``, ``landscape`` and
+``advise``.
 
 What each command does is in ``measurements``, ``lines`` and ``advise``.
 """
@@ -190,6 +191,67 @@ def measure(
         settings = MeasureSettings(curvature.value, depth, probes, top, seed, sampling)
         names = [name.strip() for name in what.split(",") if name.strip()]
         code = run_measure(factory, choices, names, settings, out, vectors, as_json, dry_run, quiet)
+    raise typer.Exit(code)
+
+
+def compare(
+    factory: Factory,
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(
+            help="Two or more checkpoints: FILE or NAME=FILE; NAME=FILE,FILE,… for several seeds."
+        ),
+    ],
+    what: Annotated[
+        str, typer.Option(help="Quantities, comma-separated; an unknown name lists all.")
+    ] = "llc,trace,eigenvalues,loss",
+    curvature: CurvatureOption = CurvatureChoice.hessian,
+    top: Annotated[int, typer.Option(min=1, help="Number of eigenvalues.")] = 3,
+    samples: Samples = None,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: DtypeOption = None,
+    norm: NormOption = None,
+    out: Annotated[
+        Path | None, out_option("Folder for the comparison, its table and its figure.")
+    ] = None,
+    chains: Chains = None,
+    draws: Draws = None,
+    burn_in: BurnIn = None,
+    batch_size: BatchSize = None,
+    nbeta: Nbeta = None,
+    localization: Localization = None,
+    tol: Tol = None,
+    max_gradients: MaxGradients = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare checkpoints of one model: the same quantities, at the same nβ and γ, with errors."""
+    from lambdahat.cli.loading import ProblemChoices
+    from lambdahat.cli.measurements import run_compare
+
+    with exit_codes():
+        choices = ProblemChoices(
+            None, device, dtype and dtype.value, norm and norm.value, samples, seed
+        )
+        given = {
+            "chains": chains,
+            "draws": draws,
+            "burn_in": burn_in,
+            "batch_size": batch_size,
+            "nbeta": _number(nbeta),
+            "localization": localization,
+            "tol": tol,
+            "max_gradients": max_gradients,
+        }
+        question = {
+            "what": [name.strip() for name in what.split(",") if name.strip()],
+            "curvature": curvature.value,
+            "top": top,
+            "seed": seed,
+            "sampling": {name: value for name, value in given.items() if value is not None},
+        }
+        code = run_compare(factory, checkpoints, choices, question, out, as_json, quiet)
     raise typer.Exit(code)
 
 

@@ -35,9 +35,9 @@ from lambdahat.report.style import (
     text_colour,
     tidy,
 )
-from lambdahat.results import Array
-from lambdahat.results.charts import Chart, Heat, Series, charts_of
-from lambdahat.results.measurement import Measurement
+from lambdahat.results import Array, Status
+from lambdahat.results.charts import Chart, Heat, Series, charts_of, half_width
+from lambdahat.results.measurement import Comparison, Measurement
 from lambdahat.training.history import Run
 
 if TYPE_CHECKING:
@@ -644,3 +644,44 @@ def _heading(result: Any) -> str:
 @charts_of.register
 def _(measurement: Measurement) -> list[Chart]:
     return charts_of(measurement.results)
+
+
+@charts_of.register
+def _(comparison: Comparison) -> list[Chart]:
+    """A forest plot for each quantity; estimates that did not converge are hollow."""
+    return [_forest(comparison, quantity) for quantity in comparison.readings]
+
+
+def _forest(comparison: Comparison, quantity: str) -> Chart:
+    names = comparison.names
+    found = [comparison.value(quantity, name) for name in names]
+    series = []
+    for sure in (True, False):
+        part = [place for place, one in enumerate(found) if one.status.ok is sure]
+        if part:
+            values = [float(found[place]) for place in part]
+            error = [half_width(found[place]) for place in part]
+            label = "converged" if sure else "not converged"
+            mark = "" if sure else "hollow"
+            series.append(
+                Series(label, part, values, error, "points", colour="blue", mark=mark, legend=False)
+            )
+    seeds = len(comparison.readings[quantity][names[0]])
+    over = f"mean of {seeds} seeds" if seeds > 1 else "one problem each"
+    settings = ", ".join(
+        f"{letter} = {comparison.settings[key]:.4g}"
+        for letter, key in (("nβ", "nbeta"), ("γ", "localization"))
+        if quantity.startswith("llc") and isinstance(comparison.settings.get(key), float)
+    )
+    caption = f"{over.capitalize()}; bars: 95 % intervals" + (f"; {settings}." if settings else ".")
+    if len({one.status for one in found} | {Status.CONVERGED}) > 1:
+        caption += " Hollow: not converged."
+    further = quantity == "llc.wbic" or (quantity.endswith("]") and not quantity.endswith("[1]"))
+    return Chart(
+        quantity,
+        series=tuple(series),
+        caption=caption,
+        x_names=names,
+        horizontal=True,
+        page_only=further,
+    )

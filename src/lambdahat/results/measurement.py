@@ -1,17 +1,29 @@
-"""Everything measured of one problem, and its numbers as a table."""
+"""Everything measured of one problem, the comparison of several, and numbers as tables."""
 
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from torch import Tensor
 
-from lambdahat.results import Chains, Eigenpairs, Estimate, LearningCoefficient, Result, Spectrum
+from lambdahat._core.check import require_choice
+from lambdahat.results import (
+    Chains,
+    Eigenpairs,
+    Estimate,
+    LearningCoefficient,
+    Result,
+    Spectrum,
+    Status,
+)
 
 NO_SETTINGS: dict[str, Any] = {"nbeta": None, "localization": None}
 
@@ -32,20 +44,7 @@ class Measurement(Result):
         Where numbers such as λ̂ depend on the temperature and the localization of chains, rows also
         have ``nbeta`` and ``localization`` (a number, or "by parameter"), None for other numbers.
         """
-        parts = self.results.items()
-        readings = [one for part in parts for one in _readings(*part, NO_SETTINGS)]
-        sampled = any(settings is not NO_SETTINGS for _, _, settings in readings)
-        return [
-            {
-                "quantity": label,
-                "value": float(estimate),
-                "stderr": float(estimate.stderr),
-                "cost": estimate.cost,
-                "status": estimate.status.name,
-                **(settings if sampled else {}),
-            }
-            for label, estimate, settings in readings
-        ]
+        return number_rows(self.results)
 
     def save(self, path: str | Path) -> Path:
         """Write into folder ``path``: one file per result, then the index ``measurement.json``."""
@@ -60,6 +59,197 @@ class Measurement(Result):
         """Read the folder that ``save`` wrote."""
         folder = Path(path)
         return super().load(folder / "measurement.json" if folder.is_dir() else folder)
+
+
+@dataclass(frozen=True)
+class Comparison(Result):
+    """The same quantities of several problems, such as the ends of several trainings.
+
+    ``readings`` has for each quantity and name one estimate per problem: one, or one for each seed,
+    in the same order for every name. ``settings`` are nβ and γ, common to all, where there is a λ̂.
+    """
+
+    readings: Mapping[str, Mapping[str, tuple[Estimate, ...]]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is compared."""
+        return tuple(next(iter(self.readings.values()), {}))
+
+    @property
+    def status(self) -> Status:
+        """That of the first estimate which did not converge."""
+        every = (one for part in self.readings.values() for found in part.values() for one in found)
+        return next((one.status for one in every if not one.status.ok), Status.CONVERGED)
+
+    def value(self, quantity: str, name: str) -> Estimate:
+        """The estimate of one problem; of several, their mean and its standard error over them."""
+        return _mean(self._found(quantity, name))
+
+    def difference(self, quantity: str, name: str, other: str) -> Estimate:
+        """``name`` less ``other``.
+
+        With several problems the differences are taken seed by seed, and the error is that of their
+        mean over seeds. With one each it is the error of measuring these two, which says nothing
+        about other trainings.
+        """
+        pairs = zip(self._found(quantity, name), self._found(quantity, other), strict=True)
+        return _mean([_less(one, two) for one, two in pairs])
+
+    def _found(self, quantity: str, name: str) -> tuple[Estimate, ...]:
+        require_choice(quantity, "quantity", self.readings)
+        return self.readings[quantity][require_choice(name, "name", self.names)]
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per quantity and name, and after them one per difference to the first name:
+        quantity, name, value, stderr, n and status.
+        """
+        first, *others = self.names
+        rows = []
+        for quantity, by_name in self.readings.items():
+            found = {name: self.value(quantity, name) for name in by_name}
+            found |= {
+                f"{name} − {first}": self.difference(quantity, name, first) for name in others
+            }
+            rows += [
+                {
+                    "quantity": quantity,
+                    "name": name,
+                    "value": float(estimate),
+                    "stderr": float(estimate.stderr),
+                    "n": len(by_name[first]),
+                    "status": estimate.status.name,
+                }
+                for name, estimate in found.items()
+            ]
+        return rows
+
+    def __str__(self) -> str:
+        lines = []
+        for quantity in self.readings:
+            values = [self.value(quantity, name) for name in self.names]
+            parts = zip(self.names, values, strict=True)
+            told = ", ".join(f"{name} {str(value).partition(' [')[0]}" for name, value in parts)
+            status = next((value.status for value in values if not value.status.ok), None)
+            lines.append(f"{quantity}: {told}" + (f" [{status.name}]" if status else ""))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        header = "".join(f"<th>{html.escape(key)}</th>" for key in rows[0])
+        body = "".join(
+            "<tr>"
+            + "".join(f"<td>{html.escape(_text(value))}</td>" for value in row.values())
+            + "</tr>"
+            for row in rows
+        )
+        return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _less(one: Estimate, two: Estimate) -> Estimate:
+    """The difference of two independent estimates, with Welch's degrees of freedom."""
+    squares = [float(each.stderr) ** 2 for each in (one, two)]
+    parts = [
+        square**2 / each.dof
+        for square, each in zip(squares, (one, two), strict=True)
+        if 0 < square < math.inf
+    ]
+    total = math.fsum(squares)
+    dof = total**2 / math.fsum(parts) if math.isfinite(total) and any(parts) else math.inf
+    status = two.status if one.status.ok else one.status
+    return Estimate(
+        float(one) - float(two), math.sqrt(total), one.cost + two.cost, status, max(dof, 1.0)
+    )
+
+
+def _mean(found: Sequence[Estimate]) -> Estimate:
+    """The mean over problems, its error from the spread between them; one estimate as it is."""
+    if len(found) == 1:
+        only = found[0]
+        return Estimate(only.value, only.stderr, only.cost, only.status, only.dof)
+    values = [float(one) for one in found]
+    status = next((one.status for one in found if not one.status.ok), Status.CONVERGED)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    cost = sum(one.cost for one in found)
+    return Estimate(statistics.fmean(values), error, cost, status, len(values) - 1)
+
+
+def number_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a table of named results; see ``Measurement.table``."""
+    readings = [one for part in results.items() for one in _readings(*part, NO_SETTINGS)]
+    sampled = any(settings is not NO_SETTINGS for _, _, settings in readings)
+    return [
+        {
+            "quantity": label,
+            "value": float(estimate),
+            "stderr": float(estimate.stderr),
+            "cost": estimate.cost,
+            "status": estimate.status.name,
+            **(settings if sampled else {}),
+        }
+        for label, estimate, settings in readings
+    ]
+
+
+def frame_of(result: Result) -> Any:
+    """The table of a result as a data frame, or its arrays of one dimension and one length."""
+    try:
+        from pandas import DataFrame  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError("frame() needs pandas: pip install pandas") from error
+    if rows := result.table():
+        return DataFrame(rows)
+    fields = dataclasses.fields(result)  # type: ignore[arg-type]
+    arrays = {part.name: np.asarray(getattr(result, part.name)) for part in fields}
+    flat = {name: array for name, array in arrays.items() if array.ndim == 1 and array.size}
+    length = len(next(iter(flat.values()), ()))
+    return DataFrame({name: array for name, array in flat.items() if len(array) == length})
+
+
+def latex_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a LaTeX tabular with the rules of booktabs.
+
+    >>> print(latex_of([{"quantity": "top_1", "value": 4.123, "stderr": 0.08}]), end="")
+    \\begin{tabular}{ll}
+    \\toprule
+    quantity & value \\\\
+    \\midrule
+    top\\_1 & $4.123 \\pm 0.080$ \\\\
+    \\bottomrule
+    \\end{tabular}
+    """
+    header = list(dict.fromkeys(key for row in rows for key in row))
+    if "value" in header and "stderr" in header:
+        header.remove("stderr")  # it stands beside the value
+    lines = [[_latex_cell(row, key) for key in header] for row in rows]
+    body = [" & ".join(line) + r" \\" for line in lines]
+    names = " & ".join(map(_escape, header)) + r" \\"
+    rules = [r"\toprule", names, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join([rf"\begin{{tabular}}{{{'l' * len(header)}}}", *rules])
+
+
+def _latex_cell(row: Mapping[str, Any], key: str) -> str:
+    value, error = row.get(key), row.get("stderr") or 0.0
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return _escape(str(value))
+    if key != "value" or not 0 < error < math.inf:
+        return f"${value:.6g}$" if math.isfinite(value) else _escape(f"{value}")
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"${value:.{digits}f} \\pm {error:.{digits}f}$"
+
+
+def _escape(text: str) -> str:
+    words = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    return "".join(
+        words.get(letter, f"\\{letter}" if letter in "&%$#_{}" else letter) for letter in text
+    )
 
 
 # name, number, and the settings that it depends on

@@ -270,7 +270,7 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
             lines.append((size, f"{shown.value:.3g} ± {shown.stderr:.1g}", *predicted))
         title = f"{rule.network}, {rule.point}: λ₁ of a batch; {rule.full:.3g} on all data"
         yield kit.table(title, ("B", "measured", *rule.predicted), lines)
-    yield from (runs.table() for runs in edges.scaling_of(rows))
+    yield from (runs.by_size() for runs in edges.scaling_of(rows))
 
 
 def edge_table(

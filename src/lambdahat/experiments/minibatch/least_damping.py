@@ -113,7 +113,7 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
                 expected[name] = {size: f"{value:.3g}" for size, value in values}
         title = f"{network}: the least damping that trains at α = 1"
         yield rates.edge_table(title, {f.optimizer: f for f in frontiers}, expected)
-    yield from (runs.table() for runs in edges.scaling_of(rows))
+    yield from (runs.by_size() for runs in edges.scaling_of(rows))
 
 
 def _networks(rows: Rows) -> Iterator[tuple[str, list[Frontier], list[RateRule]]]:

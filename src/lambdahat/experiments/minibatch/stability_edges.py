@@ -509,7 +509,7 @@ class ScalingRuns(Result):
         values: Tensor = getattr(self, name)
         return values[self.rules.index(rule), self.batch_sizes.index(size)]
 
-    def table(self) -> Table:
+    def by_size(self) -> Table:
         """Validation error and distance by batch size, means over the seeds."""
         lines = []
         for place, size in enumerate(self.batch_sizes):
