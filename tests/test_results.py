@@ -44,7 +44,7 @@ from lambdahat.results import (
     Variance,
     write_atomically,
 )
-from lambdahat.results.measurement import Measurement
+from lambdahat.results.measurement import Comparison, Measurement
 from tests.cases import with_eigenvalues
 
 ODD = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324], dtype=torch.float64)
@@ -113,6 +113,13 @@ EXAMPLES: dict[str, Result] = {
     ),
     "Sensitivity": Sensitivity(PLAIN, Estimate(math.nan, math.nan)),
     "LearningCoefficient, bare": LearningCoefficient(2.0),
+    "Comparison": Comparison(
+        {
+            "trace": {"SGD": (PLAIN, PLAIN), "NGD": (PLAIN, Estimate(3.0))},
+            "loss": {"SGD": (PLAIN, PLAIN), "NGD": (PLAIN, PLAIN)},
+        },
+        {"nbeta": 20.0},
+    ),
     "Measurement": Measurement(
         {"trace": PLAIN, "layers": {"a": PLAIN, "b": {"c": PLAIN}}, "n": 3},
         {"model": "λ", "when": None, "sizes": (1, 2), "ok": True, 4: 5},
@@ -451,7 +458,7 @@ def test_every_kind_that_was_stored_earlier_is_known():
     kinds = json.loads((STORED / "kinds.json").read_text())
     assert len(kinds) > 50
     for name, fields in kinds.items():
-        kind = storage._kind(name)
+        kind = storage._kind(name, fields)
         assert kind is not None, name
         assert set(fields) <= {field.name for field in dataclasses.fields(kind)}, name
 
@@ -744,3 +751,27 @@ def test_other_sealed_documents_are_no_results(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"0.5", b"0.4"))
     assert storage.is_result_file(path)
     assert storage.is_result_file(Estimate(1.0).save(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_result_leaves_as_frame_latex_and_dict(name):
+    result = EXAMPLES[name]
+    rows, frame, latex = result.table(), result.frame(), result.to_latex()
+    if rows:
+        assert frame["value"].tolist() == pytest.approx([r["value"] for r in rows], nan_ok=True)
+        assert latex.count(r"\\") == len(rows) + 1
+    assert latex.startswith(r"\begin{tabular}")
+    assert set(result.to_dict()) == {field.name for field in dataclasses.fields(result)}
+
+
+def test_a_density_is_a_frame_of_its_arrays():
+    frame = EXAMPLES["Density"].frame()
+    assert list(frame.columns) == ["grid", "values", "stderr"]
+    assert frame["grid"].tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
+
+
+def test_a_number_in_latex_has_the_digits_of_its_error():
+    assert r"$4.12 \pm 0.14$" in Estimate(4.123456, 0.1402).to_latex()
+    assert r"$4.12346$" in Estimate(4.123456).to_latex()
+    named = Measurement({"50%_of": Estimate(1.0, 30.0)}).to_latex()
+    assert r"50\%\_of & $1 \pm 30$" in named

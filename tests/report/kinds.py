@@ -21,7 +21,7 @@ from lambdahat.graphs import clusters, graph, similarity, spectrum, which_model
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, advise, predict
 from lambdahat.results import Eigenpairs, Estimate, Result, Status
-from lambdahat.results.measurement import Measurement
+from lambdahat.results.measurement import Comparison, Measurement
 from tests.bench.test_records import joined, record
 from tests.graphs.made import cliques
 from tests.report.test_chains import a_coefficient, some_chains
@@ -111,6 +111,17 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "many chains": (
         lambda: some_chains(12, thin=5),
         lambda r: [r.energies.mean(), *r.energies[:, 3]],
+    ),
+    "comparison": (
+        lambda: Comparison(
+            {
+                "trace": {
+                    "SGD": (Estimate(4.1, 0.1),),
+                    "NGD": (Estimate(6.5, 0.2, 0, Status.NOT_MIXED),),
+                }
+            }
+        ),
+        lambda r: [4.1, 6.5],
     ),
     "curve": (a_curve, lambda r: [*r.grid, *r.values, r.default]),
     "curve over nβ": (lambda: a_curve("nbeta"), lambda r: [*r.grid, *r.values, r.default]),

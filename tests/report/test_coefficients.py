@@ -12,7 +12,7 @@ from lambdahat.report.style import new_figure
 from lambdahat.results import Estimate, LearningCoefficient, Result, Sensitivity, Status
 from lambdahat.singular.bayes import FreeEnergy, TemperatureRegression
 from lambdahat.singular.curves import CoefficientCurve, Sweep, Trajectory
-from lambdahat.singular.verification import Comparison, Verification
+from lambdahat.singular.verification import CheckedCase, Verification
 from lambdahat.singular.volumes import VolumeScaling
 from tests.report.test_figures import caption
 
@@ -109,7 +109,9 @@ def a_free_energy():
 
 def row(name, error, truth=2.0, stderr=0.04, asymptotic=math.nan, truth_stderr=0.0):
     estimate = Estimate(truth * (1 + error), stderr, 1000, FINE, 15.0)
-    return Comparison(name, estimate, Estimate(truth, truth_stderr), asymptotic, 100.0, 1.0, 2.0, 0)
+    return CheckedCase(
+        name, estimate, Estimate(truth, truth_stderr), asymptotic, 100.0, 1.0, 2.0, 0
+    )
 
 
 def a_verification():

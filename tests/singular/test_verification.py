@@ -13,7 +13,7 @@ from lambdahat.singular.exact import (
     quadratic,
     quadratic_problem,
 )
-from lambdahat.singular.verification import Comparison, KnownCase, Verification, compare, verify
+from lambdahat.singular.verification import CheckedCase, KnownCase, Verification, compare, verify
 
 QUADRATIC = KnownCase(
     "quadratic, condition 10",
@@ -45,7 +45,7 @@ def calls(monkeypatch):
 
 
 def a_row(value=1.0, stderr=0.05, truth=1.0, truth_stderr=0.0, dof=math.inf):
-    return Comparison(
+    return CheckedCase(
         "case",
         Estimate(value, stderr, dof=dof),
         Estimate(truth, truth_stderr),

@@ -24,7 +24,7 @@ import re
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -604,7 +604,7 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if not isinstance(value, dict):
         return value
     if "type" in value:
-        kind = _kind(value["type"])
+        kind = _kind(value["type"], value["fields"])
         if kind is None:
             raise ValueError(
                 f"path must hold a known result, got {value['type']}; upgrade lambdahat to read it"
@@ -626,8 +626,12 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     return tuple(_decode(item, arrays) for item in value["tuple"])
 
 
-def _kind(name: str) -> type[Result] | None:
-    """The class of a result by its name; its module is imported where that has not happened."""
+def _kind(name: str, fields: Iterable[str]) -> type[Result] | None:
+    """The class of a result by its name; its module is imported where that has not happened.
+
+    The cases of a verification once had the name that the comparison of problems has now.
+    """
+    name = "CheckedCase" if name == "Comparison" and "case" in fields else name
     for module, names in LATER.items() if name not in Result._types else ():
         if name in names.split():
             import_module(f"lambdahat.{module}")

@@ -14,7 +14,7 @@ from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
 from lambdahat.results.charts import value_text
 from lambdahat.singular.known_cases import suite
-from lambdahat.singular.verification import Comparison, KnownCase, Verification, verify
+from lambdahat.singular.verification import CheckedCase, KnownCase, Verification, verify
 
 HEADER = ("case", "λ̂ ± error", "nβ", "γ", "exact", "n → ∞", "off by", "gradients", "verdict")
 NOTE = (
@@ -55,7 +55,7 @@ def chosen(cases: Sequence[KnownCase], pattern: str) -> list[KnownCase]:
     return found
 
 
-def as_row(row: Comparison) -> tuple[str, ...]:
+def as_row(row: CheckedCase) -> tuple[str, ...]:
     """One case in words."""
     limit = f"{row.asymptotic:.4g}" if math.isfinite(row.asymptotic) else ""
     status = row.estimate.status

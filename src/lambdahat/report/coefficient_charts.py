@@ -30,7 +30,7 @@ from lambdahat.sampling.diagnostics import HUGE, standard_error
 from lambdahat.singular.bayes import FreeEnergy, TemperatureRegression
 from lambdahat.singular.curves import CoefficientCurve, Sweep, Trajectory
 from lambdahat.singular.observables import mean_energy
-from lambdahat.singular.verification import TOLERANCE, Comparison, Verification
+from lambdahat.singular.verification import TOLERANCE, CheckedCase, Verification
 from lambdahat.singular.volumes import VolumeScaling
 
 LEVEL = 0.95
@@ -545,10 +545,10 @@ def _(verification: Verification) -> list[Chart]:
     return [Chart("λ̂ against the truth", "", label, tuple(series), **look)]
 
 
-def _deviation(row: Comparison) -> float:
+def _deviation(row: CheckedCase) -> float:
     return 100 * row.relative_error
 
 
-def _half(row: Comparison) -> float:
+def _half(row: CheckedCase) -> float:
     """Half the 95 % interval, in per cent of the truth."""
     return 100 * student_quantile(LEVEL, row.dof) * row.stderr / abs(float(row.truth) or math.nan)

@@ -679,6 +679,7 @@ def _forest(comparison: Comparison, quantity: str) -> Chart:
     further = quantity == "llc.wbic" or (quantity.endswith("]") and not quantity.endswith("[1]"))
     return Chart(
         quantity,
+        y_label=quantity,
         series=tuple(series),
         caption=caption,
         x_names=names,

@@ -144,7 +144,10 @@ class Comparison(Result):
             + "</tr>"
             for row in rows
         )
-        return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+        remedy = self.status.name if self.status.ok else f"{self.status.name}: {self.status.value}"
+        body += f"<tr><th>status</th><td>{html.escape(remedy)}</td></tr>"
+        caption = "<caption><b>Comparison</b></caption>"
+        return f"<table>{caption}<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _text(value: Any) -> str:
@@ -205,7 +208,12 @@ def frame_of(result: Result) -> Any:
     if rows := result.table():
         return DataFrame(rows)
     fields = dataclasses.fields(result)  # type: ignore[arg-type]
-    arrays = {part.name: np.asarray(getattr(result, part.name)) for part in fields}
+    values = {part.name: getattr(result, part.name) for part in fields}
+    arrays = {
+        name: np.array(value.tolist() if isinstance(value, Tensor) else value)
+        for name, value in values.items()
+        if isinstance(value, Tensor | np.ndarray)
+    }
     flat = {name: array for name, array in arrays.items() if array.ndim == 1 and array.size}
     length = len(next(iter(flat.values()), ()))
     return DataFrame({name: array for name, array in flat.items() if len(array) == length})

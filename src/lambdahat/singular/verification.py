@@ -37,7 +37,7 @@ class KnownCase:
 
 
 @dataclass(frozen=True)
-class Comparison(Result):
+class CheckedCase(Result):
     """What ``llc`` found of one case, and the truth at the same nβ and γ, which has an error of its
     own if sampled.
 
@@ -99,7 +99,7 @@ class Comparison(Result):
 class Verification(Result):
     """The comparisons of all cases, in order."""
 
-    rows: tuple[Comparison, ...]
+    rows: tuple[CheckedCase, ...]
     seed: int
     quick: bool
 
@@ -189,7 +189,7 @@ def verify(
     return found
 
 
-def compare(case: KnownCase, seed: int = 0) -> Comparison:
+def compare(case: KnownCase, seed: int = 0) -> CheckedCase:
     """Run one case."""
     start, problem = time.perf_counter(), case.make()
     found = llc(problem, seed=derived_seed(seed, case.name))
@@ -199,7 +199,7 @@ def compare(case: KnownCase, seed: int = 0) -> Comparison:
     estimate = Estimate(found.value, found.stderr, found.cost, found.status, found.dof)
     asymptotic = math.nan if case.asymptotic is None else case.asymptotic
     settings = found.nbeta, found.localization, seconds, seed
-    return Comparison(case.name, estimate, truth, asymptotic, *settings, _mark(problem))
+    return CheckedCase(case.name, estimate, truth, asymptotic, *settings, _mark(problem))
 
 
 def _mark(problem: Problem) -> str:
@@ -212,12 +212,12 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.,-]+", "_", name) + ".json"
 
 
-def _load_comparison(path: Path, seed: int, case: KnownCase) -> Comparison | None:
+def _load_comparison(path: Path, seed: int, case: KnownCase) -> CheckedCase | None:
     """The comparison that an earlier run of the same seed and problem has left."""
     if not path.is_file():
         return None
     try:
-        row = Comparison.load(path)
+        row = CheckedCase.load(path)
     except Damaged as error:
         warnings.warn(f"{error}: running {case.name} again", RuntimeWarning, stacklevel=3)
         return None
