@@ -82,8 +82,7 @@ CLAIMS = kit.ClaimTexts("""
 
 
 def claims(rows: Rows) -> Iterator[kit.Claim]:
-    """DBLP and Amazon settle, YouTube does not; of a graph that stands for one of them our own
-    claim is that it does.
+    """DBLP and Amazon settle, YouTube does not; of a substitute our own claim is that it does.
 
     A graph is one graph, whatever the probes: n counts estimates of it.
     """

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import networkx as nx
 import numpy as np
 from scipy.sparse.csgraph import breadth_first_order
 
@@ -108,8 +109,6 @@ def collaboration(nodes: int, seed: int) -> Graph:
 
 def road(nodes: int, seed: int) -> Graph:
     """A square grid without a third of its edges."""
-    import networkx as nx
-
     side = max(4, round(nodes**0.5))
     made = nx.convert_node_labels_to_integers(nx.grid_2d_graph(side, side))
     edges = np.array(made.edges)
@@ -119,15 +118,11 @@ def road(nodes: int, seed: int) -> Graph:
 
 def social(nodes: int, seed: int) -> Graph:
     """Preferential attachment with triangles (Holme and Kim 2002)."""
-    import networkx as nx
-
     return graph(nx.powerlaw_cluster_graph(nodes, 4, 0.3, seed=seed))
 
 
 def mail(nodes: int, seed: int) -> Graph:
     """One crowd and 19 nodes that write to nobody: 20 components, as the Email graph has."""
-    import networkx as nx
-
     made = nx.barabasi_albert_graph(nodes - 19, 10, seed=seed)
     made.add_nodes_from(range(nodes - 19, nodes))
     return graph(made)
@@ -142,13 +137,9 @@ STAND_INS: dict[str, Callable[[int, int], Graph]] = {
 
 
 def planted_graph(count: int, outside: float, seed: int) -> Graph:
-    """``count`` clusters of 20 to 40 nodes, inner edges with probability ½, ``outside`` edges out
-    of a node on average.
-
-    Their sizes have the mean 30 of Table 3.2.
+    """Clusters of 20 to 40 nodes, 30 on average as in Table 3.2, inner edges with probability ½,
+    and ``outside`` edges out of a node on average.
     """
-    import networkx as nx
-
     sizes = np.random.default_rng(derived_seed(seed, "sizes of clusters")).integers(20, 41, count)
     rest = 30 * count - int(sizes[:-1].sum())
     sizes[-1] = rest if 20 <= rest <= 40 else sizes[-1]
@@ -157,10 +148,8 @@ def planted_graph(count: int, outside: float, seed: int) -> Graph:
 
 
 def mixed_graph(nodes: int, count: int, least: int, most: int, seed: int) -> Graph:
-    """``count`` clusters of ``least`` to ``most`` nodes: the three random models in turn, joined by
-    a few edges.
-
-    §3.7.1.1: mean degree 20, and 20 edges out of each cluster on average.
+    """Clusters of ``least`` to ``most`` nodes: the three random models in turn, joined by a few
+    edges. §3.7.1.1: mean degree 20, and 20 edges out of each cluster on average.
     """
     rng = np.random.default_rng(derived_seed(seed, "mixed graph"))
     sizes = rng.integers(least, most + 1, count)

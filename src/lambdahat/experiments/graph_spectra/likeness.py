@@ -68,8 +68,7 @@ CLAIMS = kit.ClaimTexts("""
 
 
 def claims(rows: Rows) -> Iterator[kit.Claim]:
-    """Graphs of one kind are nearer to each other than to others; the graphs are fixed, and n
-    counts estimates.
+    """Graphs of one kind are nearer to each other than to others; n counts estimates.
 
     The thesis's claim is of its eleven graphs; of those at hand all is a claim of ours.
     """

@@ -122,8 +122,7 @@ def _estimate(
 
 
 def _grid_mean_log(found: Moments) -> float:
-    """⟨log λ⟩ under the discrete density of maximum entropy at the middles of 10⁴ equal cells of
-    [0, λ_u].
+    """⟨log λ⟩ under the density of maximum entropy at the middles of 10⁴ equal cells of [0, λ_u].
 
     The thesis integrates on a grid of 10⁻⁴ and adds 10⁻⁸ to the Hessian's diagonal (§2.4).
     """
@@ -133,8 +132,7 @@ def _grid_mean_log(found: Moments) -> float:
 
 
 def grid_masses(values: Array, places: Array) -> Array:
-    """Masses (n,) ∝ exp(−Σα_kT_k) at ``places`` in [0, 1] with the Chebyshev moments ``values`` (m
-    + 1,).
+    """Masses (n,) ∝ exp(−Σα_kT_k) at ``places`` in [0, 1] with these m + 1 Chebyshev moments.
 
     Newton's method with backtracking on the dual log Σexp(−Σα_kT_k) + Σα_kμ_k, k ≥ 1.
     """

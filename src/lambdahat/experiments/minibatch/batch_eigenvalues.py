@@ -141,8 +141,7 @@ def _inside(
 
 
 def excess_slope(point: TrainingPoint) -> kit.Reading:
-    """Slope of log(λ'₁ − λ₁) on log b, weighted by the errors of the means; sizes without a clear
-    excess are left out.
+    """Slope of log(λ'₁ − λ₁) on log b over the sizes with a clear excess, weighted by its errors.
 
     Theorem 14 gives −1 while λ₁ is an outlier.
     """

@@ -34,9 +34,7 @@ DECAY = 5e-4  # γ of Figures 5.7c and 5.9; Figure 5.10 has a tenth of it
 
 @dataclass(frozen=True)
 class Setup:
-    """The ends of one network's runs at one weight decay γ; ``network`` is a name of
-    ``averaged_training``.
-    """
+    """The ends of one network's runs at one weight decay γ."""
 
     network: str
     decay: float
@@ -156,8 +154,7 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
 
 
 def _error_claims(setup: Setup) -> Iterator[kit.Claim]:
-    """Errors under the linear rule: stable up to four times the reference, by the worst size, and
-    unstable at the largest.
+    """Errors under the linear rule: the worst up to four times the reference, and the largest B.
 
     Figure 5.7c has "a similar pattern" to 5.7a: a small drop at B = 1,024, a larger at 2,048. A VGG
     that has become unstable does not train, or without batch norm diverges; an oscillating
@@ -382,8 +379,7 @@ def _rule_series(setup: Setup) -> tuple[tuple[kit.Series, ...], tuple[kit.Series
 
 @dataclass(frozen=True)
 class NormedSubject:
-    """A network with weight decay ``decay``, trained at the rate ``base``·B/128 for all ``sizes``
-    B.
+    """A network and its weight decay, trained at the rate ``base``·B/128 for all ``sizes`` B.
 
     128 is the scale's ``batch``. ``compared`` has the sizes of other rules, "square root" and
     "constant". All ``rates`` are tried at B = 128. ``seeds``, unless 0, is instead of the scale's.

@@ -161,8 +161,7 @@ class PointEffort:
 
 @dataclass(frozen=True)
 class BatchSubject:
-    """A network on a data set: how it is trained, the ``epochs`` after which it is measured, and
-    the batch sizes.
+    """A network on a data set, the ``epochs`` after which it is measured, and the batch sizes.
 
     It trains on ``samples`` of the training images (None: all). The first ``measured`` of them are
     the full data from which batches are drawn (None: all); ``chunk`` are evaluated at a time.
@@ -243,7 +242,8 @@ ONE = ("hessian",)  # of a linear model the GGN is the Hessian
 FEW = (16, 64, 128, 512, 2048)
 
 SOFTMAX, MLP = ("softmax", "softmax", "mnist"), ("MLP", "mlp", "mnist")
-LENET, VGG = ("LeNet-5", "lenet5", "mnist"), ("VGG-16", "vgg16", "cifar100")
+LENET = ("LeNet-5", "lenet5", "mnist")
+VGG = ("VGG-16", "vgg16", "cifar100", (0, 34), 0.02, 45_000, {"dropout": 0.0})
 MIDDLE = (16, 64, 128, 256, 1024)
 SCALES: dict[str, tuple[BatchSubject, ...]] = {
     "smoke": (
@@ -255,11 +255,7 @@ SCALES: dict[str, tuple[BatchSubject, ...]] = {
         BatchSubject(*MLP, (0, 1, 20), 0.02, 10_000, {"widths": (32,)}, effort=CPU),
         BatchSubject(*LENET, (0, 10), 0.02, 4000, {}, MIDDLE, CONVOLUTIONS),
     ),
-    "paper": (
-        BatchSubject(
-            *VGG, (0, 34), 0.02, 45_000, {"dropout": 0.0}, FEW, LARGE, chunk=500, measured=4_000
-        ),
-    ),
+    "paper": (BatchSubject(*VGG, FEW, LARGE, chunk=500, measured=4_000),),
 }
 
 
@@ -298,8 +294,7 @@ def measure_point(
 def batch_extremes(
     problem: Problem, operator: str, size: int, batches: int, steps: int, vector: Tensor, seed: int
 ) -> BatchEigenvalues:
-    """Largest and smallest eigenvalue of each of several random batches, and the overlap with the
-    full data's φ₁.
+    """Extreme eigenvalues of each of several random batches, and the overlap with the full φ₁.
 
     By ``steps`` of Lanczos, whatever the residual: a loose tolerance may be met by the second
     eigenvalue before the start has grown towards the first, and a fixed number costs what was
@@ -330,8 +325,7 @@ def _extremes(
 def _pairs(
     operator: LinearOperator, effort: PointEffort, indefinite: bool, seed: int
 ) -> Eigenpairs:
-    """The full data's largest eigenpairs, descending, and the smallest of an indefinite operator
-    after them.
+    """The full data's largest eigenpairs, descending, then the smallest if ``indefinite``.
 
     Both ends are searched to the same number of pairs: a lone smallest one would end the search too
     early.

@@ -43,10 +43,7 @@ def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
     Each number has six digits, far beyond the spread of batches.
     """
     rows = [row for point in points for row in (batch_points.point_row(point), *_sizes(point))]
-    short: list[Row] = json.loads(
-        json.dumps(rows), parse_float=lambda text: float(f"{float(text):.6g}")
-    )
-    return short
+    return list(json.loads(json.dumps(rows), parse_float=lambda text: float(f"{float(text):.6g}")))
 
 
 def _sizes(point: CurvaturePoint) -> Iterator[Row]:
@@ -64,9 +61,8 @@ def _single(rows: Rows) -> Rows:
         if row["part"] != "batch":
             found.append(row)
             continue
-        shared = {
-            name: row[name] for name in ("network", "epoch", "operator", "part", "batch_size")
-        }
+        keys = ("network", "epoch", "operator", "part", "batch_size")
+        shared = {name: row[name] for name in keys}
         found += [
             {**(shared if batch else row), "batch": batch, **dict(zip(SEEN, values, strict=True))}
             for batch, values in enumerate(zip(*(row[what] for what in SEEN), strict=True))
@@ -110,8 +106,7 @@ class Courses:
 
 
 def courses_of(rows: Rows) -> list[Courses]:
-    """Network by network and operator by operator, SGD's and then KFAC's; both begin with the start
-    they share.
+    """By network and operator, SGD's and then KFAC's; both begin with the start they share.
 
     Runs whose start is not among the rows are left out.
     """
@@ -119,9 +114,8 @@ def courses_of(rows: Rows) -> list[Courses]:
     found: dict[tuple[str, str, str], dict[int, list[TrainingPoint]]] = {}
     for optimizer in OPTIMIZERS:
         for seed in rows.distinct("seed"):
-            for point in batch_points.points_of(
-                _single(rows.where(optimizer=optimizer, seed=seed))
-            ):
+            part = _single(rows.where(optimizer=optimizer, seed=seed))
+            for point in batch_points.points_of(part):
                 place = (point["network"], point["operator"])
                 if point["epoch"] == 0:
                     starts[(*place, seed)] = point
@@ -405,7 +399,8 @@ def _mnist(epochs: tuple[int, ...], samples: int, *hidden: tuple[int, ...]) -> l
     ]
 
 
-LENET, VGG = ("LeNet-5", "lenet5", "cifar10"), ("VGG-16", "vgg16", "cifar100")
+LENET = ("LeNet-5", "lenet5", "cifar10")
+VGG = ("VGG-16", "vgg16", "cifar100", (0, 10, 34), 0.02, 45_000, {"dropout": 0.0})
 TINY = ("digits", (0, 5), 0.1, 300), ("digits", (0, 1, 5), 0.1, 300)
 SCALES = {
     "smoke": CourseScale(
@@ -424,20 +419,7 @@ SCALES = {
         seeds=5,
     ),
     "paper": CourseScale(
-        (
-            BatchSubject(
-                *VGG,
-                (0, 10, 34),
-                0.02,
-                45_000,
-                {"dropout": 0.0},
-                (128,),
-                CONVOLUTIONS,
-                ONE,
-                chunk=500,
-                measured=2_000,
-            ),
-        ),
+        (BatchSubject(*VGG, (128,), CONVOLUTIONS, ONE, chunk=500, measured=2_000),),
         seeds=4,
         inverse_every=100,
     ),

@@ -32,8 +32,7 @@ from lambdahat.models.perceptrons import softmax_regression
 
 
 class Softmax:
-    """S training sets of n samples, each with R weight matrices of its own: vectors are (S, R, P),
-    P = (d + 1)·K.
+    """S training sets of n samples, each with R weight matrices: vectors are (S, R, P = (d + 1)·K).
 
     ``x`` is (S, n, d) and ``y`` (S, n); a column of ones for the biases is added to x. A vector
     reads (d + 1, K), the biases last.
@@ -111,11 +110,8 @@ def krylov(product: Callable[[Tensor], Tensor], start: Tensor, pairs: int) -> St
 def newton_directions(
     gradient: Tensor, space: StackedKrylov, eta: Tensor, damping: Tensor
 ) -> Tensor:
-    """Eq. 6.6 of the spectral thesis, Σ_i φ_i φ_iᵀg/(ηλ_i + δ) + (g − Σ_i φ_i φ_iᵀg)/δ; eta and
-    damping are (R,).
-
-    What is left of g is projected twice, for 1/δ would amplify what rounding leaves of the basis in
-    it.
+    """Eq. 6.6 of the spectral thesis, Σ_i φ_i φ_iᵀg/(ηλ_i + δ) + (g − Σ_i φ_i φ_iᵀg)/δ, with η and
+    δ (R,). What is left of g is projected twice, for 1/δ would amplify what rounding leaves in it.
     """
     rest, inside = gradient, torch.zeros_like(space.values)
     for _ in range(2):

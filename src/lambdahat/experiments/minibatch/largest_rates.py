@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 from scipy.stats import spearmanr
@@ -250,16 +251,14 @@ FIGURES = {
 
 def tables(rows: Rows) -> Iterator[kit.Table]:
     """Stable rates and slopes by network, λ₁ of batches, and the runs under scaling rules."""
-    frontiers, rules = edges.frontiers_of(rows), edges.rules_of(rows)
-    for network in dict.fromkeys(frontier.network for frontier in frontiers):
-        own = [rule for rule in rules if rule.network == network]
+    for network, mine, rules in edges.networks_of(rows):
         allowed = {}
-        for rule in own:
+        for rule in rules:
             rates = [f"{rate:.3g}" for rate in rule.rates("sgd").tolist()]
             allowed[f"2/λ₁, {rule.point}"] = dict(zip(rule.batch_sizes, rates, strict=True))
         title = f"{network}: the largest stable rate, and the rule for SGD"
-        mine = {f"{f.optimizer}, {f.criterion}": f for f in frontiers if f.network == network}
-        yield edge_table(title, mine, allowed)
+        yield edge_table(title, {f"{f.optimizer}, {f.criterion}": f for f in mine}, allowed)
+    frontiers, rules = edges.frontiers_of(rows), edges.rules_of(rows)
     if frontiers:
         yield _thresholds(frontiers, rules)
     for rule in rules:
@@ -315,24 +314,16 @@ def _slope(slope: kit.Reading) -> str:
 
 def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Stable rates with the rule's, errors under each scaling rule, error over distance."""
-    frontiers, rules = edges.frontiers_of(rows), edges.rules_of(rows)
-    for network in dict.fromkeys(frontier.network for frontier in frontiers):
-        mine = [frontier for frontier in frontiers if frontier.network == network]
+    for network, mine, rules in edges.networks_of(rows):
         series = [edge_series(f, f"{f.optimizer}, {f.criterion}") for f in mine]
-        for rule in rules:
-            for optimizer in HELD if rule.network == network else ():
-                rates, name = rule.rates(optimizer).tolist(), f"rule, {optimizer}, {rule.point}"
-                series.append(kit.Series(name, rule.batch_sizes, rates))
-        yield kit.Chart(
-            f"{network}: the largest stable rate",
-            "batch size B",
-            "learning rate",
-            tuple(series),
-            x_log=True,
-            y_log=True,
-            source="§§5.7, 5.8.1",
-            caption="Rules from λ₁ of single batches, at the start and after some training.",
-        )
+        for rule, optimizer in product(rules, HELD):
+            rates, name = rule.rates(optimizer).tolist(), f"rule, {optimizer}, {rule.point}"
+            series.append(kit.Series(name, rule.batch_sizes, rates))
+        labels = (f"{network}: the largest stable rate", "batch size B", "learning rate")
+        caption = "Rules from λ₁ of single batches, at the start and after some training."
+        source = "§§5.7, 5.8.1"
+        lines = tuple(series)
+        yield kit.Chart(*labels, lines, x_log=True, y_log=True, source=source, caption=caption)
     yield from scaling_charts(edges.scaling_of(rows))
 
 
@@ -350,7 +341,11 @@ def scaling_charts(scaling: Sequence[ScalingRuns]) -> Iterator[kit.Chart]:
         name = f"{runs.network}, {runs.optimizer}"
         title = f"{name}: {runs.scaled} scaled from B = {runs.reference}"
         words, after = "batch size B", f"After {runs.epochs} epochs at every size."
-        axis, errors = "validation error, %", 100 * runs.validation_error
+        axis, errors, losses = (
+            "validation error, %",
+            100 * runs.validation_error,
+            runs.training_loss,
+        )
         labels, lines = (title, words, axis), _over_sizes(runs, errors)
         yield kit.Chart(*labels, lines, x_log=True, source=figures[0], caption=after)
         clouds = []
@@ -361,10 +356,7 @@ def scaling_charts(scaling: Sequence[ScalingRuns]) -> Iterator[kit.Chart]:
             clouds.append(kit.Series(rule, *both, style="points"))
         labels = (f"{name}: error and distance", "distance from the start", axis)
         yield kit.Chart(*labels, tuple(clouds), x_log=True, source=figures[1])
-        labels, lines = (
-            (f"{title}, training", words, "training loss"),
-            _over_sizes(runs, runs.training_loss),
-        )
+        labels, lines = (f"{title}, training", words, "training loss"), _over_sizes(runs, losses)
         caption = f"{after} The thesis shows the training error."
         yield kit.Chart(*labels, lines, x_log=True, y_log=True, source=figures[2], caption=caption)
 
@@ -386,13 +378,7 @@ def _finite(values: Sequence[float]) -> list[float | None]:
 RISE = 1.1  # times the first loss, above which a run is not steady
 SECTION = SearchSection(1e-5, 1e3, points=10)
 CRITERIA = ("trains", "steady")
-SEARCHES = (
-    ("sgd", "trains"),
-    ("sgd", "steady"),
-    ("momentum", "trains"),
-    ("momentum", "steady"),
-    ("adam", "trains"),
-)
+SEARCHES = (*product(("sgd", "momentum"), CRITERIA), ("adam", "trains"))
 RULES = {"linear": 1.0, "square root": 0.5, "constant": 0.0}
 POINTS = ("at the start", "trained")
 SCALED_OPTIMIZERS = ("momentum", "adam")

@@ -85,8 +85,7 @@ def claims_of(
 
 
 def expected_damping(rule: RateRule, optimizer: str) -> Tensor:
-    """The least damping (sizes,) from what batches add to λ₁: α/2 times that for KFAC, which is not
-    Eq. 5.36.
+    """The least damping (sizes,) from what batches add to λ₁; for KFAC α/2 times that, no Eq. 5.36.
 
     For Adam's ε that of heavy ball at rate (1 − β₁)/ε. At the large ε that α = 1 needs, √v̂ is
     small beside it and Adam is SGD with averaged momentum.
@@ -105,7 +104,7 @@ def by_size(rule: RateRule, dampings: Tensor) -> dict[int, float]:
 
 def tables(rows: Rows) -> Iterator[kit.Table]:
     """The least damping beside the rule's, and the runs under both rules."""
-    for network, frontiers, rules in _networks(rows):
+    for network, frontiers, rules in edges.networks_of(rows):
         expected = {}
         for rule in rules:
             for name, dampings in _expected_dampings(rule, frontiers).items():
@@ -114,14 +113,6 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
         title = f"{network}: the least damping that trains at α = 1"
         yield rates.edge_table(title, {f.optimizer: f for f in frontiers}, expected)
     yield from (runs.by_size() for runs in edges.scaling_of(rows))
-
-
-def _networks(rows: Rows) -> Iterator[tuple[str, list[Frontier], list[RateRule]]]:
-    """The edges and the rules of each network."""
-    frontiers, rules = edges.frontiers_of(rows), edges.rules_of(rows)
-    for network in dict.fromkeys(frontier.network for frontier in frontiers):
-        mine = [frontier for frontier in frontiers if frontier.network == network]
-        yield network, mine, [rule for rule in rules if rule.network == network]
 
 
 def _expected_dampings(rule: RateRule, frontiers: Sequence[Frontier]) -> dict[str, Tensor]:
@@ -138,7 +129,7 @@ def _expected_dampings(rule: RateRule, frontiers: Sequence[Frontier]) -> dict[st
 
 def charts(rows: Rows) -> Iterator[kit.Chart]:
     """The least damping over batch sizes with the rule's, and what comes of scaling it."""
-    for network, frontiers, rules in _networks(rows):
+    for network, frontiers, rules in edges.networks_of(rows):
         series = [rates.edge_series(frontier, NAMES[frontier.optimizer]) for frontier in frontiers]
         for rule in rules:
             for name, dampings in _expected_dampings(rule, frontiers).items():

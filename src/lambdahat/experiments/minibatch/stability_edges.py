@@ -51,10 +51,8 @@ FEWEST = 3  # batch sizes that a slope is fitted to
 
 @dataclass(frozen=True)
 class SearchSection:
-    """Where to look: at ``points`` values from ``low`` to ``high``, then at as many between two
-    neighbours.
-
-    ``rounds`` counts both.
+    """Where to look: at ``points`` values from ``low`` to ``high``, then between two neighbours, in
+    so many ``rounds`` in all.
     """
 
     low: float
@@ -70,8 +68,7 @@ class SearchSection:
 
 
 def largest_passing(passes: Passes, section: SearchSection, seeds: int) -> Tensor:
-    """The edge (S,) above which nothing passes: the geometric mean of the last value that does and
-    the next.
+    """The edge (S,) between the largest value that passes and the next, by their geometric mean.
 
     ``passes`` maps values (S, R) to whether each does. Values that fail below one that passes do
     not count: at tiny rates nothing is learnt in a given time. NaN where no value passes, infinite
@@ -270,8 +267,8 @@ class Cells:
             for name, tensor in self.start.items()
         }
         self.rule = StackedRule(list(self.parameters.values()), settings)
-        self._gradients = vmap(vmap(grad_and_value(self._loss), in_dims=(0, None, None)))
         dims = (0, None, None)
+        self._gradients = vmap(vmap(grad_and_value(self._loss), in_dims=dims))
         self._judge = vmap(vmap(self._evaluate_one, in_dims=dims), in_dims=dims)
 
     def _loss(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
@@ -284,10 +281,9 @@ class Cells:
         return torch.stack([cross_entropy(logits, y, reduction="sum").double(), wrong.double()])
 
     def train(self, batch_size: int, steps: int, seed: int, task: str) -> Tensor:
-        """``steps`` steps on batches drawn without replacement, each seed in an order of its own.
+        """Train on batches drawn without replacement, each seed in an order of its own.
 
-        Returns the mean loss of the batches, as they were met, in each tenth of the run: (10, S,
-        R), on the CPU.
+        Returns the mean batch loss in each tenth of the run, (10, S, R), on the CPU.
         """
         most, device = len(self.x), self.x.device
         expected = f"be at most {most}, the samples there are"
@@ -336,11 +332,9 @@ def _batches(
     """Indices (S, B), step by step; an incomplete last batch of an epoch is dropped."""
     whole, done = samples // batch_size, 0
     for epoch in range(-(-steps // whole)):
-        orders = [
-            torch.randperm(samples, generator=generator(seed, "order", s, epoch))
-            for s in range(seeds)
-        ]
-        drawn = torch.stack(orders)[:, : whole * batch_size].to(device)
+        streams = [generator(seed, "order", s, epoch) for s in range(seeds)]
+        orders = torch.stack([torch.randperm(samples, generator=rng) for rng in streams])
+        drawn = orders[:, : whole * batch_size].to(device)
         yield from drawn.split(batch_size, dim=1)[: steps - done]
         done += whole
 
@@ -383,8 +377,7 @@ class EdgeGrid:
 def edge_cells(
     config: EdgeGrid, optimizers: Sequence[str], rules: Sequence[Row], scaled: Sequence[str]
 ) -> list[Row]:
-    """For each network: the edges of an optimiser at one batch size, the rules, and an optimiser's
-    scaled runs.
+    """For each network the edges by optimiser and batch size, the rules, and the scaled runs.
 
     All seeds of a network are in one cell, for they train together.
     """
@@ -597,8 +590,7 @@ class RateRule(Result):
     measured: Tensor
 
     def rates(self, optimizer: str, by: str = "measured") -> Tensor:
-        """The largest stable rates (sizes,) that the rule allows, from λ₁ "measured" or as a model
-        predicts it.
+        """The largest stable rates (sizes,), from λ₁ "measured" or as a model predicts it.
 
         2/λ₁ of the batch for SGD (Eq. 5.34, spectral thesis); with momentum the noise counts for
         more, see ``randommatrix.stability_limit``.
@@ -613,8 +605,7 @@ class RateRule(Result):
         return (batch - self.full).clamp_min(0.0)
 
     def dampings(self, rate: float = 1.0, by: str = "measured") -> Tensor:
-        """The least damping (sizes,) of a second-order method at a rate: α/2 times what a batch
-        adds to λ₁.
+        """The least damping (sizes,) at a rate α: α/2 times what a batch adds to λ₁.
 
         By the model "additive" a batch adds Pσ²/(bλ₁), and this is Eq. 5.36 of the spectral thesis
         with its units mended, δ = αPσ²/(2bλ₁). By "directional" it is ατ²/(2bλ₁) to first order.
@@ -739,6 +730,14 @@ def rules_of(rows: Rows) -> list[RateRule]:
         where = (network, point, first["population"], tuple(sizes), first["full"])
         out.append(RateRule(*where, predicted, values))
     return out
+
+
+def networks_of(rows: Rows) -> Iterator[tuple[str, list[Frontier], list[RateRule]]]:
+    """Each network with its edges, and its rules."""
+    frontiers, rules = frontiers_of(rows), rules_of(rows)
+    for network in dict.fromkeys(frontier.network for frontier in frontiers):
+        mine = [frontier for frontier in frontiers if frontier.network == network]
+        yield network, mine, [rule for rule in rules if rule.network == network]
 
 
 def scaling_of(rows: Rows) -> list[ScalingRuns]:
