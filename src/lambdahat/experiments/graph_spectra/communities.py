@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -23,30 +22,21 @@ from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, smooth_density
 from lambdahat.maxent import fit
 
-MOMENTS = (40, 70, 100)
 PRINTED = {
-    "DBLP": (22_150.0, 8_468.0, 8_313.0),
-    "Amazon": (23_510.0, 11_460.0, 12_010.0),
-    "YouTube": (4_023.0, 13_060.0, 19_000.0),
+    "DBLP": {40: 22_150.0, 70: 8_468.0, 100: 8_313.0},
+    "Amazon": {40: 23_510.0, 70: 11_460.0, 100: 12_010.0},
+    "YouTube": {40: 4_023.0, 70: 13_060.0, 100: 19_000.0},
 }
 PLACES = 200  # of a curve
 LANCZOS_PROBES = 5  # of the figure
 
 
-@dataclass(frozen=True)
-class CommunityScale:
-    """Seeds and probes; ``nodes`` of made graphs, 0 for the real ones."""
-
-    seeds: int
-    moments: tuple[int, ...] = MOMENTS
-    probes: int = 100
-    nodes: int = 0
-
-
-def cells(config: CommunityScale) -> list[Cell]:
-    """Graph × seed of the probes."""
-    base = {"orders": list(config.moments), "probes": config.probes, "nodes": config.nodes}
-    return kit.grid(base, graph=PRINTED, seed=range(config.seeds))
+def cells(
+    seeds: int, moments: Iterable[int] = (40, 70, 100), probes: int = 100, nodes: int = 0
+) -> list[Cell]:
+    """Graph × seed of the probes; ``nodes`` of made graphs, 0 for the real ones."""
+    base = {"orders": list(moments), "probes": probes, "nodes": nodes}
+    return kit.grid(base, graph=PRINTED, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -88,7 +78,7 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
     """
     for name, printed in PRINTED.items():
         part = rows.where(graph=name, method=FIRST)
-        data, change = part[0]["data"], abs(printed[2] / printed[1] - 1)
+        data, change = part[0]["data"], abs(printed[100] / printed[70] - 1)
         before, after = sorted(part.distinct("moments"))[-2:]
         early, late = (part.where(moments=order).paired("found") for order in (before, after))
         reading = kit.mean_of([abs(late[seed] / early[seed] - 1) for seed in late if seed in early])
@@ -105,8 +95,7 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
         lines = []
         for name, printed in PRINTED.items():
             part = rows.where(graph=name, method=method)
-            shown = dict(zip(MOMENTS, printed, strict=True)) if tail else {}
-            counts = []
+            shown, counts = printed if tail else {}, []
             for order in orders:
                 values = part.where(moments=order).values("found")
                 found = [value for value in values if math.isfinite(value)]
@@ -125,8 +114,7 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
     for name, printed in PRINTED.items():
         part = rows.where(graph=name)
         ours = kit.curve("first minimum", part.where(method=FIRST), "found", "moments")
-        shown = dict(zip(MOMENTS, printed, strict=True))
-        theirs = kit.printed_points("first minimum, thesis", shown)
+        theirs = kit.printed_points("first minimum, thesis", printed)
         data = f"Data: {part[0]['data']}."
         labels = (f"{name}: number of clusters", "moments", "clusters")
         caption = f"{data} The thesis's graph is larger."
@@ -145,12 +133,8 @@ EXPERIMENT = kit.Experiment(
     "Numbers of clusters in large real graphs",
     kit.SPECTRAL,
     "§3.7.1.3, Table 3.3, Figure 3.7",
-    {
-        "smoke": CommunityScale(2, (12, 18, 24), 10, 150),
-        "cpu": CommunityScale(5),
-        "paper": CommunityScale(10),
-    },
-    *(cells, run, claims, tables, charts),
+    {"smoke": cells(2, (12, 18, 24), 10, 150), "cpu": cells(5), "paper": cells(10)},
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         DBLP, Amazon and YouTube are com-dblp, com-amazon and com-youtube.ungraph.* in
           <LAMBDAHAT_DATA>/graphs.

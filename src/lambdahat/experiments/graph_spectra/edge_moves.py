@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import networkx as nx
 import numpy as np
@@ -20,23 +19,16 @@ REGULAR, ER, BA, PAIR = "regular", "Erdős–Rényi", "Barabási–Albert", "sin
 ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class EdgeScale:
-    """Two clusters of ``nodes`` each: regular of each degree, and random of mean degree 8."""
-
-    seeds: int
-    nodes: int = 100
-    degrees: tuple[int, ...] = (4, 8, 16, 32, 64)
-
-
-def cells(config: EdgeScale) -> list[Cell]:
-    """Kind of clusters × seed, and two single edges, of which there is nothing to draw."""
-    kinds = [(REGULAR, degree) for degree in config.degrees] + [(ER, 8), (BA, 8)]
+def cells(
+    seeds: int, nodes: int = 100, degrees: Iterable[int] = (4, 8, 16, 32, 64)
+) -> list[kit.Cell]:
+    """Two clusters of ``nodes`` each, regular of each degree or random of mean degree 8, × seed;
+    and two single edges, of which there is nothing to draw.
+    """
+    kinds = [(REGULAR, degree) for degree in degrees] + [(ER, 8), (BA, 8)]
     found = [{"graph": PAIR, "degree": 1, "nodes": 2, "seed": 0}]
     for kind, degree in kinds:
-        found += kit.grid(
-            {"graph": kind, "degree": degree, "nodes": config.nodes}, seed=range(config.seeds)
-        )
+        found += kit.grid({"graph": kind, "degree": degree, "nodes": nodes}, seed=range(seeds))
     return found
 
 
@@ -152,8 +144,8 @@ EXPERIMENT = kit.Experiment(
     "What one more edge between two clusters does to the eigenvalues",
     kit.SPECTRAL,
     "§3.7, Theorem 3, Corollary 3.1",
-    {"smoke": EdgeScale(2, 20, (4, 8)), "cpu": EdgeScale(5), "paper": EdgeScale(20, 200)},
-    *(cells, run, claims, tables, charts),
+    {"smoke": cells(2, 20, (4, 8)), "cpu": cells(5), "paper": cells(20, 200)},
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         Two connected clusters without an edge between them, then links between different random
           nodes.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -43,47 +43,35 @@ MIXED = {"mixed 305": 305, "mixed 1355": 1355}  # clusters in the thesis
 PANELS = {"mixed 305": "a", "mixed 1355": "b", "Email": "c", "NetScience": "d"}
 
 
-@dataclass(frozen=True)
-class MixedGraph:
-    """A mixed graph: nodes, clusters, and their least and largest size."""
-
-    name: str
-    nodes: int
-    clusters: int
-    least: int
-    most: int
+Mixed = tuple[str, int, int, list[int]]  # name, nodes, clusters, least and largest size of one
 
 
-@dataclass(frozen=True)
-class ClusterScale:
-    """One scale; with ``small`` the real graphs are made ones of so many nodes."""
+def cells(
+    planted: Iterable[int],
+    mixed: Iterable[Mixed],
+    seeds: tuple[int, int, int],
+    moments: Sequence[int] = (10, 20, 40, 60, 80, 100),
+    steps: int = 80,
+    links: Iterable[float] = (LINKS,),
+    probes: int = 100,
+    small: int = 0,
+) -> list[Cell]:
+    """Planted clusters × links × seed; curves over moments, graph × seed; Email's eigenvalues.
 
-    planted: tuple[int, ...]
-    mixed: tuple[MixedGraph, ...]
-    seeds: int
-    mixed_seeds: int
-    real_seeds: int
-    moments: tuple[int, ...] = (10, 20, 40, 60, 80, 100)
-    steps: int = 80
-    links: tuple[float, ...] = (LINKS,)
-    probes: int = 100
-    small: int = 0
-
-
-def cells(config: ClusterScale) -> list[Cell]:
-    """Planted clusters × links × seed; curves over moments, graph × seed; Email's eigenvalues."""
-    base = {"probes": config.probes}
-    planted = {**base, "kind": "planted", "orders": [config.steps]}
-    seeds = range(config.seeds)
-    found = kit.grid(planted, clusters=config.planted, links=config.links, seed=seeds)
-    curve = {**base, "kind": "curve", "orders": list(config.moments)}
-    for one in config.mixed:
-        made = {"nodes": one.nodes, "clusters": one.clusters, "sizes": [one.least, one.most]}
-        found += kit.grid({**curve, "graph": one.name, **made}, seed=range(config.mixed_seeds))
-    real = {**curve, "nodes": config.small}
-    found += kit.grid(real, graph=("Email", "NetScience"), seed=range(config.real_seeds))
-    near = {"kind": "eigenvalues", "graph": "Email", "order": max(config.moments)}
-    return [*found, {**base, **near, "nodes": config.small, "seed": 0}]
+    ``seeds`` are those of planted, mixed and real graphs; with ``small`` the real ones are made
+    ones of so many nodes.
+    """
+    base, (first, second, third) = {"probes": probes}, map(range, seeds)
+    own = {**base, "kind": "planted", "orders": [steps]}
+    found = kit.grid(own, clusters=planted, links=links, seed=first)
+    curve = {**base, "kind": "curve", "orders": list(moments)}
+    for name, nodes, clusters, sizes in mixed:
+        made = {"graph": name, "nodes": nodes, "clusters": clusters, "sizes": sizes}
+        found += kit.grid({**curve, **made}, seed=second)
+    real = {**curve, "nodes": small}
+    found += kit.grid(real, graph=("Email", "NetScience"), seed=third)
+    near = {"kind": "eigenvalues", "graph": "Email", "order": max(moments), "nodes": small}
+    return [*found, {**base, **near, "seed": 0}]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -294,15 +282,16 @@ def _log_mean(label: str, rows: Rows, x: str) -> kit.Series:
     return kit.Series(label, [place for place, _ in groups], means)
 
 
-SMALL = (MixedGraph("mixed 305", 300, 4, 60, 90),)
-LARGE = (
-    MixedGraph("mixed 305", 201_600, 305, 500, 1000),
-    MixedGraph("mixed 1355", 404_420, 1355, 200, 400),
-)
-TENTH = (
-    MixedGraph("mixed 305", 20_160, 30, 500, 1000),
-    MixedGraph("mixed 1355", 40_442, 135, 200, 400),
-)
+SMALL: list[Mixed] = [("mixed 305", 300, 4, [60, 90])]
+TENTH: list[Mixed] = [
+    ("mixed 305", 20_160, 30, [500, 1000]),
+    ("mixed 1355", 40_442, 135, [200, 400]),
+]
+LARGE: list[Mixed] = [
+    ("mixed 305", 201_600, 305, [500, 1000]),
+    ("mixed 1355", 404_420, 1355, [200, 400]),
+]
+COUNTS = (9, 30, 90, 240)
 
 EXPERIMENT = kit.Experiment(
     "graph-clusters",
@@ -310,11 +299,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§3.7.1, Table 3.2, Figures 3.5 and 3.6",
     {
-        "smoke": ClusterScale((9, 30), SMALL, 2, 1, 1, (12, 16, 24), 24, probes=10, small=120),
-        "cpu": ClusterScale((9, 30, 90, 240), TENTH, 6, 2, 6),
-        "paper": ClusterScale((9, 30, 90, 240), LARGE, 10, 3, 10, links=(LINKS, 1.0)),
+        "smoke": cells((9, 30), SMALL, (2, 1, 1), (12, 16, 24), 24, probes=10, small=120),
+        "cpu": cells(COUNTS, TENTH, (6, 2, 6)),
+        "paper": cells(COUNTS, LARGE, (10, 3, 10), links=(LINKS, 1.0)),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         Planted graphs: clusters of 20 to 40 nodes, inner edges with probability ½; the thesis gives
           neither.

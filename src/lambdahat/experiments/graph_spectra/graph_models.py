@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments import kit
@@ -28,30 +27,25 @@ LARGE_BA, YOUTUBE = DIVERGENCES
 LARGE_R = 5
 
 
-@dataclass(frozen=True)
-class ModelScale:
-    """Sizes and seeds of Table 3.1a; nodes of the large graph and its models, seeds of 3.1b."""
+def cells(
+    sizes: Iterable[int],
+    seeds: int,
+    large: int,
+    model_size: int,
+    type_seeds: int,
+    draws: tuple[int, int] = (10, 3),
+    moments: tuple[int, int] = (20, 30),
+    youtube: int = 0,
+) -> list[Cell]:
+    """Model × size × seed, then large graph × seed with models of ``model_size`` nodes.
 
-    sizes: tuple[int, ...]
-    seeds: int
-    large: int
-    model_size: int
-    type_seeds: int
-    draws: int = 10
-    type_draws: int = 3
-    youtube: int = 0
-    moments: int = 20
-    type_moments: int = 30
-
-
-def cells(config: ModelScale) -> list[Cell]:
-    """Model × size × seed, then large graph × seed. ``nodes`` of 0 is the real graph itself."""
-    base = {"kind": "parameter", "moments": config.moments, "draws": config.draws}
-    found = kit.grid(base, model=PRINTED, size=config.sizes, seed=range(config.seeds))
-    base = {"kind": "type", "moments": config.type_moments, "draws": config.type_draws}
-    for name, nodes in ((LARGE_BA, config.large), (YOUTUBE, config.youtube)):
-        own = {**base, "graph": name, "nodes": nodes, "size": config.model_size}
-        found += kit.grid(own, seed=range(config.type_seeds))
+    ``draws`` and ``moments`` are those of both; ``youtube`` of 0 nodes is the real graph itself.
+    """
+    base = {"kind": "parameter", "moments": moments[0], "draws": draws[0]}
+    found = kit.grid(base, model=PRINTED, size=sizes, seed=range(seeds))
+    base = {"kind": "type", "moments": moments[1], "draws": draws[1], "size": model_size}
+    for name, nodes in ((LARGE_BA, large), (YOUTUBE, youtube)):
+        found += kit.grid({**base, "graph": name, "nodes": nodes}, seed=range(type_seeds))
     return found
 
 
@@ -111,19 +105,16 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
     for name, part in rows.where(kind="type").groups("graph"):
         data, real = part[0]["data"], name == YOUTUBE
         other_graph = stand_in(YOUTUBE, data) if real else ""
-        settings = {"unmet": other_graph, "barrier": kit.MISSING} if real else {}
-        if real:
-            settings["unit"] = " decades over estimates of this graph"
-        readings = {
-            NAMES[model]: kit.decades(part.where(model=model), part.where(model=BA), "divergence")
-            for model in (ER, WS)
-        }
+        over = " decades over estimates of this graph"
+        settings = {"unmet": other_graph, "barrier": kit.MISSING, "unit": over} if real else {}
+        ours = []
         for model in (ER, WS):
-            theirs = [DIVERGENCES[name][each] for each in (BA, model)]
-            values = {"name": name, "data": data, "other": NAMES[model], "theirs": theirs}
-            yield CLAIMS("nearer", readings[NAMES[model]], **values, **settings)
-        for other, reading in readings.items() if other_graph else ():
-            yield CLAIMS("ours", reading, data=data, other=other, barrier=kit.MISSING)
+            upper, lower = part.where(model=model), part.where(model=BA)
+            reading, theirs = kit.decades(upper, lower, "divergence"), DIVERGENCES[name]
+            shared = {"data": data, "other": NAMES[model], "theirs": (theirs[BA], theirs[model])}
+            yield CLAIMS("nearer", reading, name=name, **shared, **settings)
+            ours.append(CLAIMS("ours", reading, **shared, barrier=kit.MISSING))
+        yield from ours if other_graph else ()
 
 
 def tables(rows: Rows) -> Iterator[kit.Table]:
@@ -175,11 +166,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§§3.6.1 and 3.6.2, Table 3.1",
     {
-        "smoke": ModelScale((50,), 1, 120, 50, 1, 2, 2, youtube=120, moments=8, type_moments=8),
-        "cpu": ModelScale(SIZES, 8, 5000, 600, 4),
-        "paper": ModelScale(SIZES, 20, 5000, 1000, 5),
+        "smoke": cells((50,), 1, 120, 50, 1, (2, 2), (8, 8), 120),
+        "cpu": cells(SIZES, 8, 5000, 600, 4),
+        "paper": cells(SIZES, 20, 5000, 1000, 5),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences(f"""
         Watts–Strogatz has k = {NEIGHBOURS} neighbours; the thesis gives none.
         A model's spectrum is that of its moments averaged over several draws; the thesis compares

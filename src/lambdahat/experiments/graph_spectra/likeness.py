@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,18 +24,12 @@ KINDS = {  # and those that they are or stand for in the thesis
 }
 
 
-@dataclass(frozen=True)
-class LikenessScale:
-    """Moments, seeds of the probes, and the ``nodes`` of made graphs; 0 for the real ones."""
+def cells(seeds: int, moments: int = 100, nodes: int = 0) -> list[Cell]:
+    """A cell for each seed of the probes: the spectra of all graphs share one penalty.
 
-    seeds: int
-    moments: int = 100
-    nodes: int = 0
-
-
-def cells(config: LikenessScale) -> list[Cell]:
-    """A cell for each seed: the spectra of all graphs share one penalty."""
-    return kit.grid({"moments": config.moments, "nodes": config.nodes}, seed=range(config.seeds))
+    ``nodes`` are those of made graphs; 0 for the real ones.
+    """
+    return kit.grid({"moments": moments, "nodes": nodes}, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -162,8 +155,8 @@ EXPERIMENT = kit.Experiment(
     "Graphs of one kind have like spectra",
     kit.SPECTRAL,
     "§3.6.3, Figure 3.4",
-    {"smoke": LikenessScale(2, 16, 150), "cpu": LikenessScale(5), "paper": LikenessScale(10)},
-    *(cells, run, claims, tables, charts),
+    {"smoke": cells(2, 16, 150), "cpu": cells(5), "paper": cells(10)},
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         The five collaboration graphs are the thesis's, read from <LAMBDAHAT_DATA>/graphs.
         Luxembourg's roads in three parts, cut by distance, stand for those of three states where

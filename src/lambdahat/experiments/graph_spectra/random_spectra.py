@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -30,22 +29,17 @@ KERNEL = 0.05  # width of the kernel of Theorem 2
 HISTOGRAM_ROW, KERNEL_ROW = 0, -1  # in place of a number of moments
 
 
-@dataclass(frozen=True)
-class SpectraScale:
-    """Nodes and seeds of the random graphs; ``moments`` of their spectra and the semicircle's."""
-
-    nodes: int
-    seeds: int
-    moments: tuple[int, ...] = (3, 30, 60, 100)
-    semicircle: tuple[int, ...] = (3, 5, 10, 15, 20, 25, 30)
-    probes: int = 100
-
-
-def cells(config: SpectraScale) -> list[Cell]:
+def cells(
+    nodes: int,
+    seeds: int,
+    moments: Iterable[int] = (3, 30, 60, 100),
+    semicircle: Iterable[int] = (3, 5, 10, 15, 20, 25, 30),
+    probes: int = 100,
+) -> list[Cell]:
     """The semicircle; and random graph × seed, of which the first is drawn."""
-    base = {"nodes": config.nodes, "probes": config.probes, "orders": list(config.moments)}
-    circle = {"graph": SEMICIRCLE, "orders": list(config.semicircle), "seed": 0}
-    return [circle, *kit.grid(base, graph=MODELS, seed=range(config.seeds))]
+    base = {"nodes": nodes, "probes": probes, "orders": list(moments)}
+    circle = {"graph": SEMICIRCLE, "orders": list(semicircle), "seed": 0}
+    return [circle, *kit.grid(base, graph=MODELS, seed=range(seeds))]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -109,15 +103,12 @@ def _kernel_growth(values: Array) -> Row:
     """⟨(λ + u)^m⟩/⟨λ^m⟩ − 1 for m = 2 and 10: a Gaussian kernel raises moments (Theorem 2)."""
     row: Row = {"moments": KERNEL_ROW}
     for order in (2, 10):
-        # ⟨u^j⟩ of a standard normal u is (j − 1)!! for even j
-        spread = [
-            math.comb(order, j)
-            * KERNEL**j
-            * float(math.prod(range(1, j, 2)))
-            * float((values ** (order - j)).mean())
-            for j in range(2, order + 1, 2)
-        ]
-        row[f"bias {order}"] = sum(spread) / float((values**order).mean())
+        total = 0.0
+        for j in range(2, order + 1, 2):
+            normal = float(math.prod(range(1, j, 2)))  # ⟨u^j⟩ = (j − 1)!! of a standard normal u
+            moment = float((values ** (order - j)).mean())
+            total += math.comb(order, j) * KERNEL**j * normal * moment
+        row[f"bias {order}"] = total / float((values**order).mean())
     return row
 
 
@@ -217,11 +208,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§3.5, Figures 3.1–3.3",
     {
-        "smoke": SpectraScale(120, 2, (3, 12, 24), (3, 5, 10), probes=20),
-        "cpu": SpectraScale(5000, 5),
-        "paper": SpectraScale(5000, 10),
+        "smoke": cells(120, 2, (3, 12, 24), (3, 5, 10), probes=20),
+        "cpu": cells(5000, 5),
+        "paper": cells(5000, 10),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         Barabási–Albert: a new node brings 5 edges, or 1, which gives the sharp peak of the text; it
           has no number.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -49,22 +48,17 @@ PRINTED = tuple(
 CONDITIONS = tuple(condition for condition, *_ in PRINTED)
 
 
-@dataclass(frozen=True)
-class KernelScale:
-    """How many points and draws of them; ``rank`` is that of the preconditioner."""
-
-    size: int
-    draws: int
-    conditions: tuple[float, ...] = CONDITIONS
-    rank: int = 500
-    moments: int = 30
-    probes: int = 50
-
-
-def cells(config: KernelScale) -> list[Cell]:
-    """Condition number × draw."""
-    base = kit.settings_of(config, "draws", "conditions")
-    return kit.grid(base, condition=config.conditions, seed=range(config.draws))
+def cells(
+    size: int,
+    draws: int,
+    conditions: Iterable[float] = CONDITIONS,
+    rank: int = 500,
+    moments: int = 30,
+    probes: int = 50,
+) -> list[Cell]:
+    """Condition number × draw of the points; ``rank`` is that of the preconditioner."""
+    base = {"size": size, "rank": rank, "moments": moments, "probes": probes}
+    return kit.grid(base, condition=conditions, seed=range(draws))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -262,11 +256,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§2.6.1, Table 2.1",
     {
-        "smoke": KernelScale(100, 2, CONDITIONS[::8], rank=50, moments=16, probes=12),
-        "cpu": KernelScale(1000, 6),
-        "paper": KernelScale(1000, 20),
+        "smoke": cells(100, 2, CONDITIONS[::8], rank=50, moments=16, probes=12),
+        "cpu": cells(1000, 6),
+        "paper": cells(1000, 20),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences(f"""
         The scale of the inputs is not given: they are N(0, 0.2²), and the length scale is chosen
           for the row's κ.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -99,22 +99,15 @@ ROUNDING = 1e-6  # of an entropy
 LEAST = 0.1  # decades by which an error is to rise or fall
 
 
-@dataclass(frozen=True)
-class MomentScale:
-    """Sides of the grid, the other matrices, probe seeds; ``sweeps`` of the classical fit."""
+def cells(
+    sides: Iterable[int], others: Iterable[str], seeds: int, sweeps: int = 2000, probes: int = 50
+) -> list[Cell]:
+    """Matrix × seed of the probes, and each matrix with its exact moments: 0 probes.
 
-    sides: tuple[int, ...]
-    others: tuple[str, ...]
-    seeds: int
-    sweeps: int = 2000
-    probes: int = 50
-
-
-def cells(config: MomentScale) -> list[Cell]:
-    """Matrix × seed of the probes, and each matrix with its exact moments: 0 probes."""
-    base = {"sides": list(config.sides), "sweeps": config.sweeps}
-    names = (GRID, *config.others)
-    drawn = kit.grid({**base, "probes": config.probes}, matrix=names, seed=range(config.seeds))
+    ``sides`` are those of the grid, ``sweeps`` the rounds of the classical fit.
+    """
+    base, names = {"sides": list(sides), "sweeps": sweeps}, (GRID, *others)
+    drawn = kit.grid({**base, "probes": probes}, matrix=names, seed=range(seeds))
     return drawn + kit.grid({**base, "probes": 0, "seed": 0}, matrix=names)
 
 
@@ -247,11 +240,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§2.6.1, Figure 2.1",
     {
-        "smoke": MomentScale((12, 13), (), 3, sweeps=100, probes=20),
-        "cpu": MomentScale((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 5),
-        "paper": MomentScale((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 20),
+        "smoke": cells((12, 13), (), 3, sweeps=100, probes=20),
+        "cpu": cells((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 5),
+        "paper": cells((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 20),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         The Ecology matrix (n = 80,900; a landscape as a grid) cannot be had: a 5-point Laplacian
           stands for it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from lambdahat.experiments.minibatch.batch_points import (
     TrainingPoint,
     groups_of,
 )
+from lambdahat.randommatrix import effective_batch
 
 CLOSE = math.log(1.1)  # of a mean that counts as predicted, and by which a fit is to be better
 SURE = 2.0  # standard errors by which a batch shows more
@@ -147,10 +148,10 @@ def excess_slope(point: TrainingPoint) -> kit.Reading:
     """
     seen = []
     for batches in point.batches:
-        mean = batches.mean("largest")
+        mean, size = batches.mean("largest"), effective_batch(batches.size, point["population"])
         excess = mean.value - point["full largest"]
         if excess > SURE * mean.stderr > 0:
-            seen.append((math.log(batches.effective), math.log(excess), excess / mean.stderr))
+            seen.append((math.log(size), math.log(excess), excess / mean.stderr))
     if len(seen) < 3:
         return UNKNOWN
     x, y, weight = np.array(seen).T
@@ -247,9 +248,8 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
         texts["variance"] = _text(point["variance"], point["variance error"])
         lines.append((point.name, point["epoch"], *texts.values()))
     title = "Per-element variance and extreme eigenvalues of the full data through training"
-    yield kit.table(
-        title, "network, operator | epoch | loss | σ² | τ²/(Pσ²) | λ₁ | λ_P | P | N", lines
-    )
+    header = "network, operator | epoch | loss | σ² | τ²/(Pσ²) | λ₁ | λ_P | P | N"
+    yield kit.table(title, header, lines)
     yield _bulks(groups)
 
 
@@ -276,15 +276,13 @@ def _by_size(groups: Sequence[Points]) -> Iterator[kit.Table]:
 
 
 def _size_line(point: TrainingPoint, batches: SizeBatches, models: list[str]) -> tuple[str, ...]:
-    pairs = [(batches.mean("largest").value, batches.deviation("largest"))]
-    pairs += [
-        (batches.prediction(m, "largest").value, batches.spread(m, "largest")) for m in models
-    ]
+    values = [batches.mean("largest"), *(batches.prediction(m, "largest") for m in models)]
+    spreads = [batches.deviation("largest"), *(batches.spread(m, "largest") for m in models)]
     return (
         f"{point['epoch']}, {point['operator']}",
         f"{batches.size:,}",
         f"{point['full largest']:.3g}",
-        *(f"{value:.3g} ± {spread:.2g}" for value, spread in pairs),
+        *(f"{a.value:.3g} ± {spread:.2g}" for a, spread in zip(values, spreads, strict=True)),
         f"{batches.mean('overlaps').value:.2f} ± {batches.deviation('overlaps'):.2f}",
         *(f"{batches.prediction(m, 'overlaps').value:.2f}" for m in models),
     )
@@ -369,19 +367,11 @@ def _over_sizes(point: TrainingPoint, what: str) -> tuple[kit.Series, ...]:
     return tuple(series)
 
 
-@dataclass(frozen=True)
-class EigenScale:
-    """The networks of a scale, and the ``root`` of the seeds of starts, samples and batches."""
-
-    subjects: tuple[BatchSubject, ...]
-    root: int = 0
-
-
-def cells(config: EigenScale) -> list[Cell]:
+def cells(subjects: Iterable[BatchSubject]) -> list[Cell]:
     """A cell per network, epoch and operator; training again costs little beside measuring."""
     found = []
-    for subject in config.subjects:
-        base = {"network": subject.network, "root": config.root, **settings_of(subject)}
+    for subject in subjects:
+        base = {"network": subject.network, "root": 0, **settings_of(subject)}
         found += kit.grid(base, epoch=subject.epochs, operator=subject.operators)
     return found
 
@@ -458,8 +448,8 @@ EXPERIMENT = kit.Experiment(
     "What a mini-batch shows of the full data's curvature, predicted and measured",
     kit.SPECTRAL,
     "§§5.5 and 5.6, Theorem 17, Figures 5.2, 5.4, 5.5 and 5.6 (SGD)",
-    {scale: EigenScale(subjects) for scale, subjects in batch_points.SCALES.items()},
-    *(cells, run, claims, tables, charts),
+    {scale: cells(subjects) for scale, subjects in batch_points.SCALES.items()},
+    *(list, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 on CIFAR-100, 45,000 training images, 300 epochs, batches of 128, 10 batches;"

@@ -415,7 +415,8 @@ def cells(config: NormScale) -> list[Cell]:
         plans = [("linear", size) for size in subject.sizes]
         plans += [(rule, size) for rule, sizes in subject.compared for size in sizes]
         runs = [
-            (*plan, subject.base * (plan[1] / config.batch) ** RULES[plan[0]]) for plan in plans
+            (rule, size, subject.base * (size / config.batch) ** RULES[rule])
+            for rule, size in plans
         ]
         runs += [("search", config.batch, rate) for rate in subject.rates]
         for rule, size, rate in runs:
@@ -441,9 +442,8 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 def _epoch(row: Mapping[str, Any], guess: float) -> Row:
     """An epoch's row, errors in per cent; a diverged network has chance error and no distance."""
-    validation = row.get("validation_loss")
-    figures = {"training loss": row["loss"], "validation loss": validation}
-    figures["distance"] = row["distance"]
+    names = {"training loss": "loss", "validation loss": "validation_loss", "distance": "distance"}
+    figures = {name: row.get(key) for name, key in names.items()}
     lost = any(value is None or not math.isfinite(value) for value in figures.values())
     accuracies = {"training error": row["accuracy"], "error": row.get("validation_accuracy")}
     if lost:

@@ -39,7 +39,6 @@ from lambdahat.randommatrix.batch_curvature import (
 )
 from lambdahat.randommatrix.bulk import continuous_region, fit_bulk
 from lambdahat.randommatrix.predictions import BatchPrediction, predict
-from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Array, Eigenpairs, Estimate, Spectrum
 from lambdahat.results.charts import short
 from lambdahat.training._loop import fit
@@ -412,13 +411,7 @@ class SizeBatches:
     """The batches of one size at one point."""
 
     size: int
-    population: int
     rows: Rows
-
-    @property
-    def effective(self) -> float:
-        """b = B/(1 − B/N)."""
-        return effective_batch(self.size, self.population)
 
     def values(self, what: str) -> Array:
         """The "largest", "smallest" or "overlaps" of every batch, (n,)."""
@@ -469,7 +462,7 @@ def points_of(rows: Rows) -> list[TrainingPoint]:
     batches = dict(rows.where(part="batch").groups(*names))
     for row in rows.where(part="point"):
         sizes = sorted(batches[tuple(row[name] for name in names)].groups("batch_size"))
-        parts = (SizeBatches(size, row["population"], part) for size, part in sizes)
+        parts = (SizeBatches(size, part) for size, part in sizes)
         found.append(TrainingPoint(row, tuple(parts)))
     return sorted(found, key=lambda point: int(point["epoch"]))
 

@@ -132,17 +132,17 @@ def excess(point: TrainingPoint) -> float:
     return near_claimed(point).mean("largest").value - float(point["full largest"])
 
 
-def distance(batches: SizeBatches, model: str) -> float:
-    """|predicted − mean of the batches| over their standard deviation; NaN if that is 0."""
-    spread = batches.deviation("largest")
-    gap = abs(batches.prediction(model, "largest").value - batches.mean("largest").value)
-    return gap / spread if spread > 0 else math.nan
-
-
-def miss(batches: SizeBatches, model: str) -> float:
-    """ln(predicted/mean of the batches)."""
-    told, seen = batches.prediction(model, "largest").value, batches.mean("largest").value
-    return math.log(told / seen) if told > 0 and seen > 0 else math.nan
+def misses(points: Sequence[TrainingPoint], model: str) -> tuple[float, float]:
+    """How far a model is from the mean of the batches of the thesis's size, mean over epochs: in
+    their standard deviations, and as |ln(predicted/mean)|.
+    """
+    far, logs = [], []
+    for batches in map(near_claimed, points):
+        predicted, mean = batches.prediction(model, "largest").value, batches.mean("largest").value
+        spread, known = batches.deviation("largest"), predicted > 0 and mean > 0
+        far.append(abs(predicted - mean) / spread if spread > 0 else math.nan)
+        logs.append(abs(math.log(predicted / mean)) if known else math.nan)
+    return kit.mean_of(far).value, kit.mean_of(logs).value
 
 
 CLAIMS = kit.ClaimTexts("""
@@ -188,16 +188,19 @@ def _claims(courses: Courses, every: Sequence[Courses]) -> Iterator[tuple[str, k
     def over_seeds(value: Callable[[list[TrainingPoint]], float]) -> kit.Reading:
         return kit.mean_of(list(courses.by_seed(value).values()))
 
+    def ratio(point: TrainingPoint) -> float:
+        return near_claimed(point).mean("largest").value / float(point["full largest"])
+
     yield claim("grows", over_seeds(lambda points: _log(points, "variance", ratio=True)))
-    yield claim("larger", over_seeds(lambda points: _excess_ratio(points[-1])))
+    yield claim("larger", over_seeds(lambda points: math.log(ratio(points[-1]))))
     yield claim("diverges", over_seeds(lambda points: excess(points[-1]) - excess(points[0])))
-    misses = {}
+    logs = {}
     for model in courses.models:
-        far = over_seeds(partial(_over_epochs, model=model, measure=distance))
-        yield claim("within", far, model=model)
-        misses[model] = courses.by_seed(partial(_over_epochs, model=model, measure=miss))
+        found = {seed: misses(points, model) for seed, points in courses.seeds.items()}
+        yield claim("within", kit.mean_of([far for far, _ in found.values()]), model=model)
+        logs[model] = {seed: log for seed, (_, log) in found.items()}
     for better, than in (("multiplicative", "additive"), (OURS, "multiplicative")):
-        gap = kit.paired_difference(misses[than], misses[better])
+        gap = kit.paired_difference(logs[than], logs[better])
         yield claim("better", gap, model=better, other=than, bound=CLOSE)
     same = [each for each in every if (each.name, each.optimizer) == (courses.name, "SGD")]
     for other in same if courses.optimizer == "KFAC" else ():
@@ -219,17 +222,6 @@ def _log(points: Sequence[TrainingPoint], column: str, ratio: bool = False) -> f
     """ln of a column at the last point, or of its ratio to that at the first."""
     last, first = float(points[-1][column]), float(points[0][column]) if ratio else 1.0
     return math.log(last / first) if last > 0 and first > 0 else math.nan
-
-
-def _excess_ratio(point: TrainingPoint) -> float:
-    return math.log(near_claimed(point).mean("largest").value / point["full largest"])
-
-
-def _over_epochs(
-    points: Sequence[TrainingPoint], model: str, measure: Callable[[SizeBatches, str], float]
-) -> float:
-    """How far a model is from the batches of the thesis's size, mean over epochs."""
-    return kit.mean_of([abs(measure(near_claimed(point), model)) for point in points]).value
 
 
 START = "network, operator | optimiser"
@@ -297,13 +289,12 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
     caption = "Mean and standard error over seeds."
     for name in dict.fromkeys(courses.name for courses in every):
         mine = [courses for courses in every if courses.name == name]
-        both = tuple(_series(courses, courses.optimizer, _deviation) for courses in mine)
+        both = tuple(
+            _series(each, each.optimizer, lambda p: math.sqrt(max(p["variance"], 0.0)))
+            for each in mine
+        )
         labels = (f"{name}: standard deviation of an element of the curvature", "epoch", "σ", both)
         yield kit.Chart(*labels, y_log=True, source="Figures 5.5, 5.6", caption=caption)
-
-
-def _deviation(point: TrainingPoint) -> float:
-    return math.sqrt(max(point["variance"], 0.0))
 
 
 def _largest(courses: Courses) -> kit.Chart:
@@ -388,17 +379,7 @@ PLAIN = PointEffort(pairs=3, tol=1e-3, steps=15, depth=30, probes=4, samples=256
 CONVOLUTIONS = PointEffort(pairs=3, tol=1e-2, steps=10, depth=16, probes=4, samples=128)
 
 
-def _mnist(epochs: tuple[int, ...], samples: int, *hidden: tuple[int, ...]) -> list[BatchSubject]:
-    """Softmax regression and perceptrons of these hidden widths on images of MNIST."""
-    shared = ("mnist", epochs, 0.02, samples)
-    linear = BatchSubject("softmax", "softmax", *shared, {}, SIZES, PLAIN, ONE)
-    names = ["MLP " + "-".join(map(str, widths)) for widths in hidden]
-    return [linear] + [
-        BatchSubject(name, "mlp", *shared, {"widths": widths}, SIZES, PLAIN)
-        for name, widths in zip(names, hidden, strict=True)
-    ]
-
-
+MNIST = ("mnist", (0, 1, 10), 0.02, 4000)
 LENET = ("LeNet-5", "lenet5", "cifar10")
 VGG = ("VGG-16", "vgg16", "cifar100", (0, 10, 34), 0.02, 45_000, {"dropout": 0.0})
 TINY = ("digits", (0, 5), 0.1, 300), ("digits", (0, 1, 5), 0.1, 300)
@@ -413,7 +394,9 @@ SCALES = {
     ),
     "cpu": CourseScale(
         (
-            *_mnist((0, 1, 10), 4000, (32,), (64, 64)),
+            BatchSubject("softmax", "softmax", *MNIST, {}, SIZES, PLAIN, ONE),
+            BatchSubject("MLP 32", "mlp", *MNIST, {"widths": (32,)}, SIZES, PLAIN),
+            BatchSubject("MLP 64-64", "mlp", *MNIST, {"widths": (64, 64)}, SIZES, PLAIN),
             BatchSubject(*LENET, (0, 8, 20), 0.02, 1000, {}, (128,), CONVOLUTIONS),
         ),
         seeds=5,

@@ -142,8 +142,6 @@ def _combine(rows: Tensor, weights: Tensor) -> Tensor:
 METHOD, DESCENT = "LanczosOPT", "GD"
 ERRORS = ("training error", "test error")
 FITTED = 0.01  # training error below which the training data are fitted
-BySeed = dict[int, float]
-
 CLAIMS = kit.ClaimTexts("""
     slope: generalisation suffers as δ falls: test error per tenfold δ
       | §6.4.1, Figures 6.2, 6.4 | rises as δ falls | below | %
@@ -162,27 +160,19 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
     """The effects of δ and η on the final errors, paired over seeds."""
     last = _last(rows).where(method=METHOD)
     dampings, etas = _grid(last)
-    ends: dict[str, Any] = {
-        "low": dampings[0],
-        "high": dampings[-1],
-        "first": etas[0],
-        "strong": etas[-1],
-    }
-    claim = partial(CLAIMS, **ends)
+    (low, *_, high), (first, *_, strong) = dampings, etas
+    claim = partial(CLAIMS, low=low, high=high, first=first, strong=strong)
     yield claim("slope", _slope(last, dampings))
     yield claim("fitting", _slope(last, _fitting_dampings(last)))
-    for damping in dampings:
-        errors = (_errors(last, "test", damping, eta) for eta in (etas[-1], etas[0]))
-        yield claim("harms", kit.paired_difference(*errors), damping=damping)
     costs = {}
-    for kind, damping in product(("training", "test"), (dampings[0], dampings[-1])):
-        before, after = (_errors(last, kind, damping, eta) for eta in (etas[0], etas[-1]))
+    for kind, damping in product(("training", "test"), dampings):
+        before, after = (_errors(last, kind, damping, eta) for eta in (first, strong))
         costs[kind, damping] = {seed: after[seed] - before[seed] for seed in before}
-    gap = kit.paired_difference(costs["test", ends["low"]], costs["training", ends["low"]])
-    yield claim("test", gap)
+        if kind == "test":
+            yield claim("harms", kit.paired_difference(after, before), damping=damping)
+    yield claim("test", kit.paired_difference(costs["test", low], costs["training", low]))
     for kind in ("training", "test"):
-        sides = costs[kind, ends["high"]], costs[kind, ends["low"]]
-        yield claim("more", kit.paired_difference(*sides), kind=kind)
+        yield claim("more", kit.paired_difference(costs[kind, high], costs[kind, low]), kind=kind)
 
 
 def _last(rows: Rows) -> Rows:
@@ -193,7 +183,7 @@ def _grid(rows: Rows) -> tuple[list[float], list[float]]:
     return sorted(rows.distinct("damping")), sorted(rows.distinct("eta"))
 
 
-def _errors(rows: Rows, kind: str, damping: float, eta: float) -> BySeed:
+def _errors(rows: Rows, kind: str, damping: float, eta: float) -> dict[int, float]:
     """The error of every seed in percent."""
     found = rows.where(damping=damping, eta=eta).paired(f"{kind} error")
     return {seed: 100 * value for seed, value in found.items()}

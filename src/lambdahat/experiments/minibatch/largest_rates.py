@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 
-import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
@@ -223,16 +222,6 @@ def _distance_correlation(runs: ScalingRuns) -> kit.Reading:
     return kit.mean_of(found)
 
 
-def rule_slope(rule: RateRule, optimizer: str) -> float:
-    """The slope of the rule's own rates up to its threshold; NaN with too few batch sizes."""
-    inside = torch.tensor([size <= rule.turning(optimizer) for size in rule.batch_sizes])
-    if int(inside.sum()) < FEWEST:
-        return math.nan
-    x = torch.tensor(rule.batch_sizes, dtype=torch.float64)[inside].log()
-    x, y = x - x.mean(), rule.rates(optimizer)[inside].log()
-    return float((x * y).sum() / x.square().sum())
-
-
 def name_of(frontier: Frontier) -> str:
     """Network, optimiser and criterion in words."""
     steady = ", steady" if frontier.criterion == "steady" else ""
@@ -296,7 +285,9 @@ def _thresholds(frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> kit
         line = [name_of(frontier), seen, upto, _slope(frontier.slope())]
         if own and held:
             turning = own[0].turning(frontier.optimizer)
-            expected = rule_slope(own[0], frontier.optimizer)
+            rates = zip(own[0].batch_sizes, own[0].rates(frontier.optimizer).tolist(), strict=True)
+            logs = [(math.log(size), math.log(rate)) for size, rate in rates if size <= turning]
+            expected = kit.slope([x for x, _ in logs], [y for _, y in logs]).value
             theirs = f"{expected:+.2f}" if math.isfinite(expected) else "too few"
             below, above = frontier.slope(high=turning), frontier.slope(low=turning)
             line += [f"{turning:.3g}", _slope(below), theirs, _slope(above)]
@@ -381,6 +372,7 @@ CRITERIA = ("trains", "steady")
 SEARCHES = (*product(("sgd", "momentum"), CRITERIA), ("adam", "trains"))
 RULES = {"linear": 1.0, "square root": 0.5, "constant": 0.0}
 POINTS = ("at the start", "trained")
+RULE_CELLS = [{"point": point} for point in POINTS]
 SCALED_OPTIMIZERS = ("momentum", "adam")
 SAFETY = 0.5  # of the largest stable rate, from which the rules start
 
@@ -486,13 +478,6 @@ ASSUMPTIONS = kit.sentences(f"""
 """)
 
 
-def cells(config: edges.EdgeGrid) -> list[Cell]:
-    """The edges of an optimiser at one batch size, the rule at one point, the scaled runs."""
-    optimizers = dict.fromkeys(optimizer for optimizer, _ in SEARCHES)
-    points = [{"point": point} for point in POINTS]
-    return edges.edge_cells(config, list(optimizers), points, SCALED_OPTIMIZERS)
-
-
 def run(cell: Cell, device: str) -> list[Row]:
     """The edges by every criterion, the rule, or the scaled runs, as ``part`` says."""
     ground, root = edges.prepare_cell(cell, device), cell["root"]
@@ -510,8 +495,11 @@ EXPERIMENT = kit.Experiment(
     "The largest stable learning rate over batch sizes, and what comes of scaling it",
     kit.SPECTRAL,
     "§§5.7 and 5.8.1, Figures 5.7a, 5.7b, 5.8a, 5.15 and 5.16",
-    {scale: edges.EdgeGrid(subjects) for scale, subjects in SCALES.items()},
-    *(cells, run, claims, tables, charts),
+    {
+        scale: edges.edge_cells(subjects, list(NAMES), RULE_CELLS, SCALED_OPTIMIZERS)
+        for scale, subjects in SCALES.items()
+    },
+    *(list, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs, batches of 128"

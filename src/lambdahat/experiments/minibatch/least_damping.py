@@ -293,11 +293,6 @@ ASSUMPTIONS = kit.sentences(f"""
 """)
 
 
-def cells(config: edges.EdgeGrid) -> list[Cell]:
-    """An optimiser's least damping at one batch size, the rule, the scaled runs, by network."""
-    return edges.edge_cells(config, OPTIMIZERS, [{}], OPTIMIZERS)
-
-
 def run(cell: Cell, device: str) -> list[Row]:
     """The least damping, the rule, or the scaled runs, as ``part`` says."""
     ground, root = edges.prepare_cell(cell, device), cell["root"]
@@ -314,8 +309,11 @@ EXPERIMENT = kit.Experiment(
     "The least damping of KFAC and Adam over batch sizes",
     kit.SPECTRAL,
     "§5.8, Figures 5.11–5.14",
-    {scale: edges.EdgeGrid(subjects) for scale, subjects in SCALES.items()},
-    *(cells, run, claims, tables, charts),
+    {
+        scale: edges.edge_cells(subjects, OPTIMIZERS, [{}], OPTIMIZERS)
+        for scale, subjects in SCALES.items()
+    },
+    *(list, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs by KFAC and"

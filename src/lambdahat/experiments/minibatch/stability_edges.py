@@ -45,7 +45,6 @@ from lambdahat.randommatrix import (
 from lambdahat.results import Estimate
 
 Array = NDArray[np.float64]
-Passes = Callable[[Tensor], Tensor]
 FEWEST = 3  # batch sizes that a slope is fitted to
 
 
@@ -67,7 +66,9 @@ class SearchSection:
         return float(first ** (1 / (self.points + 1) ** (self.rounds - 1)))
 
 
-def largest_passing(passes: Passes, section: SearchSection, seeds: int) -> Tensor:
+def largest_passing(
+    passes: Callable[[Tensor], Tensor], section: SearchSection, seeds: int
+) -> Tensor:
     """The edge (S,) between the largest value that passes and the next, by their geometric mean.
 
     ``passes`` maps values (S, R) to whether each does. Values that fail below one that passes do
@@ -366,24 +367,19 @@ class EdgeSubject:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class EdgeGrid:
-    """The networks of a scale, and the ``root`` of the seeds of starts, samples and batches."""
-
-    subjects: tuple[EdgeSubject, ...]
-    root: int = 0
-
-
 def edge_cells(
-    config: EdgeGrid, optimizers: Sequence[str], rules: Sequence[Row], scaled: Sequence[str]
+    subjects: Sequence[EdgeSubject],
+    optimizers: Sequence[str],
+    rules: Sequence[Row],
+    scaled: Sequence[str],
 ) -> list[Row]:
     """For each network the edges by optimiser and batch size, the rules, and the scaled runs.
 
     All seeds of a network are in one cell, for they train together.
     """
     found: list[Row] = []
-    for subject in config.subjects:
-        whole = asdict(subject) | {"root": config.root}
+    for subject in subjects:
+        whole = asdict(subject) | {"root": 0}
         found += [
             {**whole, "part": "edge", "optimizer": optimizer, "batch_size": size}
             | {"batch_sizes": (size,)}
@@ -453,15 +449,14 @@ def prepare(
     """The subject's data, from ``splits`` if given there, and its networks."""
     split = splits.get(subject.data) or load_split(subject.data)
     (x, y), (x_test, y_test) = split
-    few, expected = len(x) < subject.samples, f"have {subject.samples:,} training samples"
-    require(not few, subject.data, expected, f"{len(x):,}")
+    enough, wanted = subject.samples <= len(x), f"have {subject.samples:,} training samples"
+    require(enough, subject.data, wanted, f"{len(x):,}")
     order = torch.randperm(len(x), generator=generator(seed, "training samples"))
     x, y = x[order[: subject.samples]], y[order[: subject.samples]]
     x, x_test = cut(x, subject.model), cut(x_test, subject.model)
     models = []
     for index in range(subject.seeds):
-        start = derived_seed(seed, subject.network, index)
-        shape = tuple(x.shape[1:])
+        start, shape = derived_seed(seed, subject.network, index), tuple(x.shape[1:])
         model = make_model(subject.model, shape, split.classes, start, **subject.options)
         models.append(model.to(device))
     train, test = (x.to(device), y.to(device)), (x_test.to(device), y_test.to(device))
