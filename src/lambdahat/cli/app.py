@@ -256,10 +256,10 @@ def reproduce(
     """Reproduce published experiments and report which claims hold."""
     from lambdahat.cli.reproduce import (
         ExperimentChoices,
-        asked_for,
         list_experiments,
         run_forecast,
         run_reproduce,
+        select_names,
     )
 
     with exit_codes(f"finished cells are kept in {out}, and the same command goes on"):
@@ -267,7 +267,7 @@ def reproduce(
             list_experiments()
             raise typer.Exit(OK)
         choices = ExperimentChoices(out, scale, jobs, backend, address, only, device, resume)
-        names = asked_for(experiments, everything)
+        names = select_names(experiments, everything)
         if dry_run:
             raise typer.Exit(run_forecast(names, choices, as_json, quiet))
         require_writable(out)

@@ -39,7 +39,7 @@ class ExperimentChoices:
     resume: bool = True
 
 
-def asked_for(names: list[str] | None, everything: bool) -> list[str]:
+def select_names(names: list[str] | None, everything: bool) -> list[str]:
     """The experiments that a command names."""
     if everything and not names:
         return list(published.PLACES)
@@ -204,7 +204,7 @@ def tables_of(found: Findings) -> list[Table]:
     return [*found.tables, *([Table("Claims", CLAIMS_HEADER, rows)] if rows else [])]
 
 
-def assumed(experiment: Experiment) -> str:
+def assumptions_text(experiment: Experiment) -> str:
     """What the text leaves open, one line each."""
     lines = [f"- {text}" for text in experiment.assumptions]
     return "\n".join(["Assumed where the text is silent:", *lines])
@@ -220,7 +220,7 @@ def show(experiment: Experiment, scale: str, found: Findings) -> None:
     for table in tables_of(found):
         print_table(table.header, table.rows, table.title)
         print()
-    print(assumed(experiment), end="\n\n")
+    print(assumptions_text(experiment), end="\n\n")
 
 
 def write_tables(experiment: Experiment, found: Findings, path: Path) -> None:
@@ -229,7 +229,7 @@ def write_tables(experiment: Experiment, found: Findings, path: Path) -> None:
     texts = [text_table(table.header, table.rows, table.title) for table in tables]
     marked = [f"**{each.title}**\n\n{markdown_table(each.header, each.rows)}" for each in tables]
     for suffix, parts in ((".txt", texts), (".md", marked)):
-        text = "\n\n".join([found.progress, *parts, assumed(experiment)]) + "\n"
+        text = "\n\n".join([found.progress, *parts, assumptions_text(experiment)]) + "\n"
         write_atomically(path.with_name(path.name + suffix), text.encode())
 
 

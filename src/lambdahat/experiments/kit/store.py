@@ -156,7 +156,7 @@ class Store:
         """The cells of the grid that raised when they were last tried."""
         query = "SELECT settings, error FROM cells WHERE error IS NOT NULL AND position >= 0"
         found = self._read(f"{query} ORDER BY position")
-        return [(self._parsed(settings), error) for settings, error in found]
+        return [(self._parse(settings), error) for settings, error in found]
 
     def seconds(self) -> float:
         """What the finished cells took, together."""
@@ -173,7 +173,7 @@ class Store:
         the store was made. Where cells differ, each value once, separated by commas.
         """
         whole = dict(self._read(CONTENTS[ABOUT]))
-        cells = [whole if facts is None else self._parsed(facts) for _, facts in self._made_cells()]
+        cells = [whole if facts is None else self._parse(facts) for _, facts in self._made_cells()]
         names = {name: None for cell in cells if cell is not whole for name in cell}
         return whole | {
             name: ", ".join(dict.fromkeys(cell[name] for cell in cells if name in cell))
@@ -183,7 +183,7 @@ class Store:
     def made(self) -> list[tuple[Cell, dict[str, str]]]:
         """The finished cells of the grid that say what they were made with, and what that is."""
         found = [pair for pair in self._made_cells() if pair[1] is not None]
-        return [(self._parsed(settings), self._parsed(facts)) for settings, facts in found]
+        return [(self._parse(settings), self._parse(facts)) for settings, facts in found]
 
     def _made_cells(self) -> list[tuple[str, str | None]]:
         """Settings and facts of the finished cells, as JSON; early stores have no facts."""
@@ -201,7 +201,7 @@ class Store:
             "ORDER BY position, number"
         )
         kept = ((settings, record) for key, settings, record in found if key not in without)
-        return Rows(self._parsed(settings) | self._parsed(record) for settings, record in kept)
+        return Rows(self._parse(settings) | self._parse(record) for settings, record in kept)
 
     def _read(self, query: str) -> list[Any]:
         if not self.path.is_file():
@@ -256,7 +256,7 @@ class Store:
         digests = _digests(connection, list(names))
         connection.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?)", [*digests.items()])
 
-    def _parsed(self, text: Any) -> Row:
+    def _parse(self, text: Any) -> Row:
         """A JSON object of the store."""
         try:
             return _record(text)

@@ -159,7 +159,7 @@ _PRINTED = """
 """
 
 
-def _published() -> dict[tuple[str, str], dict[str, dict[str, float]]]:
+def _read_printed() -> dict[tuple[str, str], dict[str, dict[str, float]]]:
     """By data set and activation, rule and quantity: the mean."""
     found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for line in _PRINTED.strip().splitlines():
@@ -171,7 +171,7 @@ def _published() -> dict[tuple[str, str], dict[str, dict[str, float]]]:
     return found
 
 
-PUBLISHED = _published()
+PUBLISHED = _read_printed()
 
 
 def quantities_of(task: str) -> tuple[str, ...]:

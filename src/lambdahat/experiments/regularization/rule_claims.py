@@ -576,13 +576,16 @@ def _over_seeds(
     """Means ± 2 standard deviations over the seeds (S, …) that had not diverged."""
     found = [_mean_and_deviation(column) for column in np.array(table, float).T]
     errors = [0.0 if math.isnan(deviation) else 2 * deviation for _, deviation in found]
-    return Series(label, x, _known([mean for mean, _ in found]), errors, style)
+    return Series(label, x, _finite_or_none([mean for mean, _ in found]), errors, style)
 
 
 def _bars(task: str, rows: Rows, activation: str) -> Chart:
     rules = rows.distinct("rule")
     found = [mean_and_deviation(rows.where(rule=rule), "norm") for rule in rules]
-    means, errors = _known([mean for mean, _ in found]), _known([2 * sd for _, sd in found])
+    means, errors = (
+        _finite_or_none([mean for mean, _ in found]),
+        _finite_or_none([2 * sd for _, sd in found]),
+    )
     printed = [PUBLISHED[task, activation].get(rule, {}).get("norm") for rule in rules]
     theirs = Series("thesis", rules, printed, style="bars", published=True)
     series = Series("ours", rules, means, errors, "bars"), theirs
@@ -592,7 +595,7 @@ def _bars(task: str, rows: Rows, activation: str) -> Chart:
     return Chart(title, *axes, series, y_log=True, source=source, caption=caption)
 
 
-def _known(values: Sequence[float]) -> list[float | None]:
+def _finite_or_none(values: Sequence[float]) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values]
 
 

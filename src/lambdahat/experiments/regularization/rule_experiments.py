@@ -157,7 +157,7 @@ def _regression(cell: Cell) -> tuple[Pair, Pair]:
     return training, test
 
 
-def _squared(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+def _mean_square(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
     return {"error": (outputs[..., 0] - targets).square().mean(-1)}
 
 
@@ -298,7 +298,7 @@ MNIST = _experiment(
 )
 
 SYNTHETIC_TASK = RuleTask(
-    "synthetic", 1000, partial(_perceptron, "synthetic"), _regression, quadratic, _squared
+    "synthetic", 1000, partial(_perceptron, "synthetic"), _regression, quadratic, _mean_square
 )
 _SYNTHETIC_NOTES = sentences(f"""
     Batches of 16 and 1,000 epochs: what the printed norms of L2 and L2 Stopped with ReLU imply.
