@@ -108,7 +108,7 @@ class Way:
         return min(self.points, key=lambda point: abs(point.epoch - epoch))
 
 
-@dataclass
+@dataclass(eq=False)
 class Snapshots:
     """A tracker that keeps parameters and finite losses every ``every`` of ``steps`` an epoch."""
 

@@ -5,7 +5,7 @@ speaks of, and the tables and charts of such runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -131,39 +131,16 @@ class RuleStatement:
     activations: tuple[str, ...]
     quantity: str
 
-    @property
-    def compared(self) -> tuple[str, ...]:
-        """The rules that the claim is about."""
-        raise NotImplementedError
 
-    def every(
-        self,
-        place: tuple[str, str, Rows],
-        readings: Sequence[Reading],
-        bounds: Sequence[float],
-        describe: Callable[[int], tuple[str, str]],
-    ) -> Every:
-        """The claim that all readings exceed their bounds, of a task's activation in its rows.
-
-        ``describe`` gives the published figure and the unit of the weakest, by its number.
-        """
-        pairs = zip(readings, bounds, strict=True)
-        tested = tuple(replace(reading, value=reading.value - bound) for reading, bound in pairs)
-        # least surely above 0; one without an error, for want of seeds, least of all
-        p_values = [reading.p_above(0.0) for reading in tested]
-        order = [math.inf if math.isnan(value) else value for value in p_values]
-        weakest = order.index(max(order))
-        known, unit = describe(weakest)
-        task, activation, rows = place
-        return Every(
-            f"{activation}, {self.quantity}: {self.text}",
-            self.source,
-            known,
-            readings[weakest],
-            unit=unit,
-            readings=tested,
-            unmet=unmet(task, activation, rows, self.quantity, self.compared),
-        )
+def exceed(readings: Sequence[Reading], bounds: Iterable[float]) -> tuple[tuple[Reading, ...], int]:
+    """The readings less what each must exceed, and the place of the one that is least surely above
+    0; one without an error, for want of seeds, least of all.
+    """
+    pairs = zip(readings, bounds, strict=True)
+    tested = tuple(replace(reading, value=reading.value - bound) for reading, bound in pairs)
+    p_values = [reading.p_above(0.0) for reading in tested]
+    order = [math.inf if math.isnan(value) else value for value in p_values]
+    return tested, order.index(max(order))
 
 
 @dataclass(frozen=True)
@@ -192,26 +169,30 @@ class Below(RuleStatement):
         # norm it is the published share of ours, the larger
         bounds = []
         for low, high in pairs:
-            below, above = printed[low].get(quantity), printed[high].get(quantity)
-            least = 0.0 if below is None or above is None else LEAST * (above - below)
-            if quantity == NORM and above is not None:
-                least *= mean_of([*values[high].values()]).value / above
+            small, large = printed[low].get(quantity), printed[high].get(quantity)
+            least = 0.0 if small is None or large is None else LEAST * (large - small)
+            if quantity == NORM and large is not None:
+                least *= mean_of([*values[high].values()]).value / large
             bounds.append(least)
 
-        def describe(weakest: int) -> tuple[str, str]:
-            low, high = pairs[weakest]
-            # as in the difference; a rule may have run on fewer seeds
-            shared = sorted(values[low].keys() & values[high].keys())
-            below, above = (
-                mean_of([values[rule][seed] for seed in shared]).value for rule in (low, high)
-            )
-            known = "by eye" if quantity in EARLY else ""
-            if bounds[weakest]:
-                known = f"{printed[low][quantity]:g} below {printed[high][quantity]:g}"
-                known += f"; least here {bounds[weakest]:.2g}"
-            return known, f", {high} {above:.4g} less {low} {below:.4g}"
-
-        return self.every((task, activation, rows), readings, bounds, describe)
+        tested, weakest = exceed(readings, bounds)
+        low, high = pairs[weakest]
+        # as in the difference; a rule may have run on fewer seeds
+        shared = sorted(values[low].keys() & values[high].keys())
+        below, above = (mean_of([values[rule][seed] for seed in shared]) for rule in (low, high))
+        known = "by eye" if quantity in EARLY else ""
+        if bounds[weakest]:
+            known = f"{printed[low][quantity]:g} below {printed[high][quantity]:g}"
+            known += f"; least here {bounds[weakest]:.2g}"
+        return Every(
+            f"{activation}, {quantity}: {self.text}",
+            self.source,
+            known,
+            readings[weakest],
+            unit=f", {high} {above.value:.4g} less {low} {below.value:.4g}",
+            readings=tested,
+            unmet=unmet(task, activation, rows, quantity, self.compared),
+        )
 
 
 @dataclass(frozen=True)
@@ -231,13 +212,18 @@ class Reaches(RuleStatement):
         parts = [rows.where(rule=rule) for rule in self.rules]
         readings = [mean_of([*by_seed(part, self.quantity).values()]) for part in parts]
 
-        def describe(weakest: int) -> tuple[str, str]:
-            rule = self.rules[weakest]
-            printed = PUBLISHED[task, activation][rule].get(self.quantity)
-            return "" if printed is None else f"{printed:g}", f", {rule}"
-
-        bounds = [self.least] * len(readings)
-        return self.every((task, activation, rows), readings, bounds, describe)
+        tested, weakest = exceed(readings, [self.least] * len(readings))
+        rule = self.rules[weakest]
+        printed = PUBLISHED[task, activation][rule].get(self.quantity)
+        return Every(
+            f"{activation}, {self.quantity}: {self.text}",
+            self.source,
+            "" if printed is None else f"{printed:g}",
+            readings[weakest],
+            unit=f", {rule}",
+            readings=tested,
+            unmet=unmet(task, activation, rows, self.quantity, self.rules),
+        )
 
 
 @dataclass(frozen=True)
@@ -258,9 +244,8 @@ class Falls:
         found = []
         for _, part in rows.where(rule=RULES).groups("seed"):
             pairs = [(row[NORM], sign * row[score]) for row in part]
-            columns = [
-                *zip(*(pair for pair in pairs if math.isfinite(math.prod(pair))), strict=True)
-            ]
+            finite = [pair for pair in pairs if math.isfinite(math.prod(pair))]
+            columns = list(zip(*finite, strict=True))
             if columns and len(columns[0]) > 3 and all(len(set(column)) > 1 for column in columns):
                 found.append(float(spearmanr(*columns).statistic))
         printed = PUBLISHED[task, activation].values()
