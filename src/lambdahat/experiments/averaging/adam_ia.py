@@ -19,7 +19,7 @@ LOW = 0.05  # of the first rate, where the others average at a half
 
 
 @dataclass(frozen=True)
-class AdamScale(kit.Scale):
+class AdamScale(kit.ImageScale):
     """A network with batch norm and the same without, Adam's rate, and weight decays.
 
     ``coupled`` is added to the gradients of SGD and Adam, ``decoupled`` and ``partial`` shrink the
@@ -28,9 +28,6 @@ class AdamScale(kit.Scale):
 
     network: str
     adam_rate: float
-    side: int = 0
-    augmented: bool = False
-    precision: str = runs.FULL
     coupled: float = 5e-4
     decoupled: float = 0.25
     partial: float = 2.5e-3
@@ -152,9 +149,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     """Each optimiser, with batch norm and without."""
     for norm in rows.distinct("norm layers"):
         part = rows.where(kind="end", **{"norm layers": norm})
-        names = part.distinct("run")
-        lines = tuple((name, *kit.means(part.where(run=name), *COLUMNS)) for name in names)
-        first = part[0]
+        first, lines = part[0], kit.mean_lines(part, "run", *COLUMNS)
         title = f"{first['network']} {norm}, {first['parameters']:,} parameters, {first['data']}"
         yield Table(title, ("run", *COLUMNS.values()), lines)
 
@@ -178,10 +173,8 @@ def charts(rows: Rows) -> Iterator[Chart]:
     names = ("Gadam", "AdamW")
     series = tuple(kit.curve(name, part.where(run=name), "effective rate") for name in names)
     yield Chart("Effective rate", "epoch", "α/‖θ‖²", series, y_log=True, source="Figure 7.2b")
-    series, title = (
-        _both(part, AVERAGED, "norm", "average norm"),
-        "Weight norm of iterates and averages",
-    )
+    title = "Weight norm of iterates and averages"
+    series = _both(part, AVERAGED, "norm", "average norm")
     yield Chart(title, "epoch", "‖θ‖", series, source="Figures 7.5 and 7.6")
 
 

@@ -255,7 +255,9 @@ REFRESHED = 10_000  # samples for the batch-norm statistics of an average (§7.3
 MEASURED = ("run", "part", "norm layers", "samples", "depth")  # settings that no training reads
 JUDGED = 1024  # samples at once: a batch of all would fill a GPU that several processes share
 
-_kept: dict[str, Kept] | None = None  # the runs of ``sharing_runs``
+# the runs of ``sharing_runs`` that another cell may take over: with the weights at the end, and the
+# averages that were kept of it
+_kept: dict[str, tuple[Trained, dict[str, Tensor], Averages]] | None = None
 
 
 @dataclass(frozen=True)
@@ -303,15 +305,6 @@ def image_task(cell: Cell, device: str, start: int | None = None) -> AveragedTas
     return AveragedTask(model, problem, problem.on(found.held_out, JUDGED).batches)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A run that another cell may take over: its end's weights, and the averages kept beside it."""
-
-    trained: Trained
-    end: dict[str, Any]
-    averages: Averages
-
-
 def training_of(cell: Cell) -> str:
     """A key of the settings that decide a training run, shared by cells that measure otherwise."""
     return key_of({name: value for name, value in cell.items() if name not in MEASURED})
@@ -335,15 +328,15 @@ def train(cell: Cell, task: AveragedTask, averages: Averages | None = None) -> T
     """Train a task's network in place as the cell says, with ``averages`` beside it."""
     averages = Averages([]) if averages is None else averages
     key = training_of(cell)
-    found = None if _kept is None else _kept.get(key)
-    if found is not None and averages.take(found.averages):
-        task.model.load_state_dict(found.end)
-        own = found.trained
+    shared = None if _kept is None else _kept.get(key)
+    if shared is not None and averages.take(shared[2]):
+        own, end, _ = shared
+        task.model.load_state_dict(end)
         return own if own.averaged else replace(own, solution=task.model)
     trained = _train(cell, task, [averages] if averages.plans else [])
     if _kept is not None:
         end = {name: value.clone() for name, value in task.model.state_dict().items()}
-        _kept[key] = Kept(trained, end, averages)
+        _kept[key] = trained, end, averages
     return trained
 
 

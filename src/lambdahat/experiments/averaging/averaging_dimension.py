@@ -50,9 +50,8 @@ class DimensionScale(kit.Scale):
 def cells(config: DimensionScale) -> list[Cell]:
     """Width × optimiser × seed, and dimension × seed."""
     base = {"subject": "network", **kit.settings_of(config, "widths", "dimensions", "seeds")}
-    recipes = [
-        runs.recipe(name, *tuned_settings("VGG", name), config.epochs) for name in OPTIMIZERS
-    ]
+    tuned = {name: tuned_settings("VGG", name) for name in OPTIMIZERS}
+    recipes = [runs.recipe(name, *pair, config.epochs) for name, pair in tuned.items()]
     networks = [
         {**base, "network": f"VGG-4×{width}-BN", **recipe, "seed": seed}
         for width in config.widths
@@ -198,10 +197,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     title = f"Networks on {ends[0]['data']}: accuracy in %"
     yield Table(title, ("network", "P", *OPTIMIZERS, *GAINS.values()), tuple(lines))
     columns = ("final", "exact final", "average", "exact average")
-    squares = tuple(
-        (f"{size:,}", *kit.means(made.where(dimension=size), *columns))
-        for size in made.distinct("dimension")
-    )
+    squares = kit.mean_lines(made, "dimension", *columns, label="{:,}")
     title = f"Noisy quadratic after {STEPS} steps at rate {RATE}: ‖w‖²"
     yield Table(title, ("P", "final", "its mean", "average", "its mean"), squares)
 

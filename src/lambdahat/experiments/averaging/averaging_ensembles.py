@@ -27,16 +27,13 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class EnsembleScale(kit.Scale):
+class EnsembleScale(kit.ImageScale):
     """One scale; an ensemble has so many ``members``."""
 
     network: str
     decays: tuple[float, ...]
     members: int = 3
-    side: int = 0
     rate: float = 0.02
-    augmented: bool = False
-    precision: str = runs.FULL
 
 
 def cells(config: EnsembleScale) -> list[Cell]:
@@ -129,8 +126,7 @@ def claims(rows: Rows) -> Claims:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Accuracies and gains by weight decay."""
-    decays, first = sorted(rows.distinct("decay")), rows[0]
-    lines = tuple((f"{decay:g}", *kit.means(rows.where(decay=decay), *COLUMNS)) for decay in decays)
+    first, lines = rows[0], kit.mean_lines(rows, "decay", *COLUMNS, label="{:g}")
     title = f"{first['network']}, {first['parameters']:,} parameters, {first['data']}"
     title += f", ensembles of {first['members']}"
     yield Table(title, ("weight decay", *COLUMNS.values()), lines)

@@ -10,12 +10,7 @@ from typing import Any
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
-from lambdahat.experiments.averaging.averaged_training import (
-    AveragePlan,
-    comparison,
-    recipe,
-    unlearnt,
-)
+from lambdahat.experiments.averaging.averaged_training import comparison, recipe, unlearnt
 from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table
 
 STARTS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the run
@@ -46,14 +41,14 @@ def run_with_averages(cell: Cell, device: str, frequencies: Sequence[int] = ()) 
 
 def plans(
     epochs: int, steps: int, frequencies: Sequence[int] = ()
-) -> dict[tuple[float, int], AveragePlan]:
+) -> dict[tuple[float, int], runs.AveragePlan]:
     """The averages: all starts (shares of the run) once per epoch, all frequencies from half on.
 
     A frequency is in steps between averaged iterates, 0 for an epoch.
     """
     wanted = [(start, 0) for start in STARTS] + [(REFERENCE, every) for every in frequencies]
     return {
-        (start, every): AveragePlan(
+        (start, every): runs.AveragePlan(
             min(max(1, round(start * epochs)), epochs) * steps if start else 0, every or steps
         )
         for start, every in dict.fromkeys(wanted)
@@ -156,9 +151,8 @@ def _schedule_claims(of: dict[str, Rows]) -> Claims:
     reading = kit.gap_of_gaps((step, step), (flat, flat), trained, held_out)
     found.add(*text["wider"], reading, unmet=unmet)
     found.add(*text["step"], runs.gap(step, flat, "accuracy"), unmet=runs.unready(flat, step))
-    found.add(
-        *text["AdamW"], **comparison(of["AdamW, flat"], of["AdamW, linear"]), direction="below"
-    )
+    worse = comparison(of["AdamW, flat"], of["AdamW, linear"])
+    found.add(*text["AdamW"], **worse, direction="below")
     return found
 
 
@@ -210,10 +204,8 @@ def fluctuation(epochs: Rows) -> dict[Any, float]:
     """The mean absolute change of the iterates' accuracy per epoch, for each seed."""
     out = {}
     for seed in epochs.distinct("seed"):
-        values = [
-            row["iterate accuracy"]
-            for row in sorted(epochs.where(seed=seed), key=lambda row: row["epoch"])
-        ]
+        ordered = sorted(epochs.where(seed=seed), key=lambda row: row["epoch"])
+        values = [row["iterate accuracy"] for row in ordered]
         changes = [abs(after - before) for before, after in pairwise(values)]
         if changes:
             out[seed] = sum(changes) / len(changes)
@@ -227,10 +219,8 @@ def _automatic_claims(of: dict[str, Rows]) -> Claims:
         cost: the automatic start costs SGD more than it costs Gadam | §7.8.7 | 0.64 and 0.34 points
         SWA: SWA-Auto is below scheduled SGD | §7.8.7, Tables 7.2 and 7.7 | 73.93 and 74.15
     """)
-    gadam, gadam_auto, swa, swa_auto = (
-        of[name] for name in ("Gadam", "Gadam-Auto", "SWA", "SWA-Auto")
-    )
-    parts = gadam, gadam_auto, swa, swa_auto
+    parts = [of[name] for name in ("Gadam", "Gadam-Auto", "SWA", "SWA-Auto")]
+    gadam, gadam_auto, swa, swa_auto = parts
     # that they may begin too soon is part of what is tested
     found = Claims(unit=" points", unmet=unlearnt(*parts) or runs.saturated(*parts))
     found.add(*text["GadamAuto"], runs.gap(gadam_auto, swa_auto, "accuracy"))
@@ -254,15 +244,12 @@ PRINTED_BEST = 76.11
 
 
 @dataclass(frozen=True)
-class ScheduleScale(kit.Scale):
+class ScheduleScale(kit.ImageScale):
     """One scale; ``adam_rate`` is for AdamW and Gadam, ``patience`` for automatic schedules."""
 
     network: str
     adam_rate: float
     patience: int
-    side: int = 0
-    augmented: bool = False
-    precision: str = runs.FULL
     rate: float = 0.1
     coupled: float = 5e-4
     decoupled: float = 0.25
@@ -341,14 +328,12 @@ def charts(rows: Rows) -> Iterator[Chart]:
     yield Chart(title, "epoch", axis, tuple(series), source="Figure 7.4")
     series = [kit.curve(name, epochs.where(run=name), "accuracy") for name in AHEAD]
     yield Chart("Lookahead", "epoch", axis, tuple(series), source="Figure 7.12")
-    of = {name: made.where(run=name) for name in made.distinct("run")}
-    series = [
-        kit.curve(name, part.where(frequency=0), "accuracy", "start") for name, part in of.items()
-    ]
+    names, epochly = made.distinct("run"), made.where(frequency=0)
+    series = [kit.curve(name, epochly.where(run=name), "accuracy", "start") for name in names]
     yield Chart("Start of averaging", "share of the run", axis, tuple(series), source="Figure 7.11")
     series = []
-    for name, part in of.items():
-        half = part.where(start=REFERENCE)
+    for name in names:
+        half = made.where(run=name, start=REFERENCE)
         often = {words: half.where(frequency=every) for every, words in OFTEN.items()}
         series.append(kit.points(name, often, "accuracy"))
     title, across = "Frequency of averaging", "an iterate is averaged"

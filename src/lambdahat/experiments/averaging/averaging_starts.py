@@ -26,13 +26,10 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class StartScale(kit.Scale):
+class StartScale(kit.ImageScale):
     """One scale: networks, the side of their images; ``quick`` takes the small networks' rates."""
 
     networks: tuple[str, ...]
-    side: int = 0
-    augmented: bool = False
-    precision: str = runs.FULL
     quick: bool = False
 
 
@@ -74,9 +71,8 @@ def claims(rows: Rows) -> Claims:
             printed = f"{best:.2f} to {own:.2f}"
             found += schedules.start_claims(name, part, printed, f"{network}: ")
         # GadamX's best start against Gadam's, each chosen by the other seeds
-        gadam, gadam_x = (
-            runs.tuned_start(averages_of(part, name), "accuracy") for name in AVERAGED
-        )
+        made = [averages_of(part, name) for name in AVERAGED]
+        gadam, gadam_x = (runs.tuned_start(each, "accuracy") for each in made)
         flat = [part.where(kind="end", run=BASES[name] + FLAT) for name in AVERAGED]
         printed = " to ".join(f"{PRINTED[kind, name][0]:.2f}" for name in reversed(AVERAGED))
         words = "GadamX with its best T_avg is above Gadam with its own (over the other seeds)"
@@ -119,8 +115,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     columns = "accuracy", "iterate accuracy", "training accuracy", "early"
     for network in rows.distinct("network"):
         part, ends = rows.where(network=network), rows.where(network=network, kind="end")
-        names = ends.distinct("run")
-        lines = tuple((name, *kit.means(ends.where(run=name), *columns)) for name in names)
+        lines = kit.mean_lines(ends, "run", *columns)
         header = kit.split_header("run | accuracy, % | of the iterate | in training | first third")
         title = f"{network}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}"
         rest += [Table(title, header, lines), _starts_table(network, part)]
@@ -142,12 +137,10 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def _starts_table(network: str, rows: Rows) -> Table:
     made = [averages_of(rows, name) for name in AVERAGED]
-    parts = {
-        f"{start:.0%}": [each.where(start=start) for each in made] for start in schedules.STARTS
-    }
-    parts["the base with its schedule"] = [
-        rows.where(kind="end", run=BASES[name] + SCHEDULED) for name in AVERAGED
-    ]
+    starts, ends = schedules.STARTS, rows.where(kind="end")
+    parts = {f"{start:.0%}": [each.where(start=start) for each in made] for start in starts}
+    scheduled = [ends.where(run=BASES[name] + SCHEDULED) for name in AVERAGED]
+    parts["the base with its schedule"] = scheduled
     lines = tuple(
         (words, *(str(kit.over_seeds(each, "accuracy")) for each in pair))
         for words, pair in parts.items()

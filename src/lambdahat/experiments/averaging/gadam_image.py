@@ -75,11 +75,8 @@ def incomparable(sgd: Rows, gadam: Rows) -> str:
     return ""
 
 
-COLUMNS = {
-    "accuracy": "accuracy, %",
-    "training accuracy": "in training",
-    "solution norm": "‖θ‖",
-} | WORDS
+COLUMNS = {"accuracy": "accuracy, %", "training accuracy": "in training", "solution norm": "‖θ‖"}
+COLUMNS |= WORDS
 
 
 OPTIMIZERS = ("SGD", "SWA", "AdamW", "Gadam", "PadamW", "GadamX")
@@ -109,7 +106,7 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class ImageScale(kit.Scale):
+class GadamScale(kit.ImageScale):
     """Networks, the side their images are pooled to; the Hessian is over ``samples`` images.
 
     ``quick`` takes the rates of ``SHORT``. Whole spectra are by ``lanczos`` steps, over so many
@@ -119,9 +116,6 @@ class ImageScale(kit.Scale):
     networks: tuple[str, ...]
     samples: int
     depth: int
-    side: int = 0
-    augmented: bool = False
-    precision: str = runs.FULL
     quick: bool = False
     lanczos: int = 30
     sharp_seeds: int = 2
@@ -134,7 +128,7 @@ def tuned_settings(network: str, optimizer: str, quick: bool = False) -> tuple[f
     return (SHORT.get(base, rate) if quick else rate), decay
 
 
-def cells(config: ImageScale) -> list[Cell]:
+def cells(config: GadamScale) -> list[Cell]:
     """Network × optimiser × seed, and for whole spectra once more of SGD and Gadam."""
     varied = "networks", "quick", "seeds", "lanczos", "sharp_seeds"
     base = runs.shared_settings(config, *varied)
@@ -203,11 +197,8 @@ def network_claims(network: str, ends: Rows) -> Claims:
     """The claims of Tables 7.2 and 7.3 and of Figure 7.16 on one network; n counts seeds."""
     of = {name: ends.where(optimizer=name) for name in OPTIMIZERS}
     sgd, gadam = of["SGD"], of["Gadam"]
-    kind, where, averaged = (
-        family(network),
-        "§7.8.1, Tables 7.2 and 7.3",
-        ("SWA", "Gadam", "GadamX"),
-    )
+    kind, where = family(network), "§7.8.1, Tables 7.2 and 7.3"
+    averaged = ("SWA", "Gadam", "GadamX")
     rival, reading = runs.against_best(of, "GadamX")
     text = kit.claim_texts(f"""
         best: {network}: GadamX is above all others (here above {rival}, the best of them)
@@ -323,9 +314,9 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§§7.8.1 and 7.9, Tables 7.2 and 7.3, Figures 7.8, 7.9 and 7.14–7.17",
     {
-        "smoke": ImageScale(*SMOKE, batch=32, quick=True, lanczos=4, sharp_seeds=1),
-        "cpu": ImageScale(*CPU, side=8, batch=64, quick=True),
-        "paper": ImageScale(
+        "smoke": GadamScale(*SMOKE, batch=32, quick=True, lanczos=4, sharp_seeds=1),
+        "cpu": GadamScale(*CPU, side=8, batch=64, quick=True),
+        "paper": GadamScale(
             *PAPER, augmented=True, precision="bfloat16", lanczos=60, sharp_seeds=3
         ),
     },

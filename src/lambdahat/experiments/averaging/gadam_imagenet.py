@@ -60,13 +60,10 @@ def _large(cell: Cell, device: str) -> tuple[Any, Any, tuple[int, ...], int]:
     folder, side = cell["folder"], cell["side"] or SIDE
     require(bool(folder), "folder", "name the folder above train and val", repr(folder))
     training, held_out = (ImageFolder(Path(folder) / part, side) for part in ("train", "val"))
-    same, counts = (
-        training.classes == held_out.classes,
-        (len(training.classes), len(held_out.classes)),
-    )
-    wanted = "have the same classes in train and val"
-    require(same, "folder", wanted, f"{counts[0]} and {counts[1]}")
-    return training, held_out, (3, side, side), counts[0]
+    count, counts = len(training.classes), f"{len(training.classes)} and {len(held_out.classes)}"
+    same, wanted = training.classes == held_out.classes, "have the same classes in train and val"
+    require(same, "folder", wanted, counts)
+    return training, held_out, (3, side, side), count
 
 
 Recipe = tuple[str, float, float, str, dict[str, float | bool]]
@@ -142,17 +139,14 @@ PLACED = IN_TABLE[3:] + IN_TABLE[:1]  # judged on the stand-in too, as claims of
 
 
 @dataclass(frozen=True)
-class ImagenetScale(kit.Scale):
+class ImagenetScale(kit.ImageScale):
     """One scale; ``folder`` is where ImageNet is, "" for where data are usually found.
 
     The runs of ``MORE`` have so many ``more_seeds``.
     """
 
     networks: tuple[str, ...]
-    side: int = 0
-    augmented: bool = False
     folder: str = ""
-    precision: str = runs.FULL
     more_seeds: int = 3
 
 

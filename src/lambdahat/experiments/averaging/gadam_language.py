@@ -85,12 +85,8 @@ def run(cell: Cell, device: str) -> list[Row]:
         {**row, "perplexity": _exp(row["loss"]), "iterate perplexity": _exp(row["iterate loss"])}
         for row in trained.rows
     ]
-    end = {
-        **rows[-1],
-        **trained.end,
-        **runs.size_of(task),
-        TEST: perplexity(trained.solution, test),
-    }
+    end = {**rows[-1], **trained.end, **runs.size_of(task)}
+    end[TEST] = perplexity(trained.solution, test)
     rows.append({**end, "before": rows[trained.end["begun"] - 1]["iterate perplexity"]})
     for (start, every), plan in chosen.items():
         count = averages.counts[plan]
@@ -164,9 +160,8 @@ def made_text(length: int, kinds: int) -> Tensor:
 def made_perplexity(kinds: int = MADE) -> float:
     """exp(H), H = −Σ p ln p of the next token given the last."""
     other = (1 - STAY) / kinds
-    return math.exp(
-        -(STAY + other) * math.log(STAY + other) - (kinds - 1) * other * math.log(other)
-    )
+    same = STAY + other
+    return math.exp(-same * math.log(same) - (kinds - 1) * other * math.log(other))
 
 
 def perplexity(model: torch.nn.Module, problem: Problem) -> float:
@@ -240,10 +235,8 @@ def unsettled(epochs: Rows, name: str, start: float) -> str:
     """Why averages begin too soon: the perplexity still falls by more than ``STEADY`` of itself."""
     before, after = (_iterates(epochs, name, share) for share in (start, 1.0))
     if after < (1 - STEADY) * before:
-        return (
-            f"averages of {name} begin too soon, its iterates go on from {before:.3g} to"
-            f" {after:.3g}"
-        )
+        figures = f"{before:.3g} to {after:.3g}"
+        return f"averages of {name} begin too soon, its iterates go on from {figures}"
     return ""
 
 

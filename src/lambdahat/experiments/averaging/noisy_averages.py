@@ -44,9 +44,8 @@ def run(cell: Cell, device: str) -> list[Row]:
     rng = np.random.default_rng(derived_seed(cell["seed"], "curvatures"))
     curvatures = np.power(10.0, rng.uniform(-1, 0, cell["size"]))
     made = NoisyQuadratic(curvatures, RATE, start=10.0)
-    return [_simulate(made, cell, steps) for steps in cell["steps"]] + [
-        _exact(curvatures, steps) for steps in LONG
-    ]
+    rows = [_simulate(made, cell, steps) for steps in cell["steps"]]
+    return rows + [_exact(curvatures, steps) for steps in LONG]
 
 
 def _simulate(made: NoisyQuadratic, cell: Cell, steps: int) -> Row:
@@ -142,8 +141,7 @@ def tables(rows: Rows) -> Iterator[Table]:
         for name, words in KINDS.items()
         for what in ("variance", "printed", "bias")
     }
-    steps = found.distinct("steps")
-    lines = tuple((f"{each:,}", *kit.means(found.where(steps=each), *columns)) for each in steps)
+    lines = kit.mean_lines(found, "steps", *columns, label="{:,}")
     title = f"α = {RATE:g}, ρ = {DECAY:g}, {found[0]['size']} curvatures from 0.1 to 1"
     yield Table(title, ("steps", *columns.values()), lines)
 
@@ -152,10 +150,9 @@ def charts(rows: Rows) -> Iterator[Chart]:
     """Loss and variance over the steps, and the rate of Theorem 19."""
     found = rows.where(kind="simulated")
     for title, what in (("Loss", "loss"), ("Noise", "variance")):
-        series = tuple(
-            kit.curve(words, found, f"{name} {what}", "steps") for name, words in KINDS.items()
-        )
-        yield Chart(title, "steps", what, series, x_log=True, y_log=True, source="§7.5")
+        kinds = {words: f"{name} {what}" for name, words in KINDS.items()}
+        series = [kit.curve(words, found, column, "steps") for words, column in kinds.items()]
+        yield Chart(title, "steps", what, tuple(series), x_log=True, y_log=True, source="§7.5")
     rates = (kit.curve("rate", rows, "matching rate", "steps"),)
     title = "The rate at which the last iterate matches the average"
     yield Chart(title, "steps", "rate", rates, x_log=True, y_log=True, source="Theorem 19")

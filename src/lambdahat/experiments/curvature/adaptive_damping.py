@@ -64,9 +64,8 @@ def claims(rows: Rows) -> Claims:
     found = Claims(unit=" points")
     reading, unmet = kit.gap(last, first, "training error"), kit.saturated(last, first)
     found.add(*text["slower"], reading, "within", 0.0, SAME, unmet=unmet)
-    _add_worse(
-        found, rows, f"{slower}: the validation error rises", where, CONSTANT[-1], CONSTANT[0]
-    )
+    words = f"{slower}: the validation error rises"
+    _add_worse(found, rows, words, where, CONSTANT[-1], CONSTANT[0])
     words = f"{undamped}: the validation error rises"
     _add_worse(found, rows, words, "§6.5.1", LOWERED[-1], CONSTANT[-1])
     reading = kit.gap_of_gaps((least, least), (last, last), "error", "training error")
@@ -162,10 +161,8 @@ def _over_damping(rows: Rows, column: str) -> tuple[Series, ...]:
         label = f"{name}, α = {rate:g}"
         part = rows.where(kind="end", optimizer=name, rate=rate)
         chosen = sorted(key for key in PRINTED if key in keys(part))
-        values = [
-            PRINTED[key][0] if column == "largest" else 100 - PRINTED[key][1] for key in chosen
-        ]
-        places = [key[2] for key in chosen]
+        pairs, places = [PRINTED[key] for key in chosen], [key[2] for key in chosen]
+        values = [top if column == "largest" else 100 - accuracy for top, accuracy in pairs]
         out.append(kit.curve(label, part, column, "damping"))
         out.append(Series(f"{label}, printed", places, values, style="points", published=True))
     return tuple(out)

@@ -30,7 +30,7 @@ THEIRS = "VGG-16, CIFAR-100"
 
 
 @dataclass(frozen=True)
-class BulkScale(kit.Scale):
+class BulkScale(kit.ImageScale):
     """One scale: spiked matrices of ``size``, and networks with ``samples`` images per Hessian."""
 
     network: str
@@ -38,10 +38,7 @@ class BulkScale(kit.Scale):
     depth: int
     size: int
     matrices: int
-    side: int = 0
     rate: float = 0.03
-    augmented: bool = False
-    precision: str = "float32"
 
 
 def cells(config: BulkScale) -> list[Cell]:
@@ -111,9 +108,8 @@ def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
     curvature = hessian(problem)
     shape = spectrum(curvature, depth=min(cell["depth"], curvature.dim), seed=cell["seed"])
     fit = fit_bulk(shape)
-    pairs, true = (
-        eigenpairs(op, PAIRS, tol=1e-2, seed=cell["seed"]) for op in (curvature, hessian(other))
-    )
+    both = curvature, hessian(other)
+    pairs, true = (eigenpairs(each, PAIRS, tol=1e-2, seed=cell["seed"]) for each in both)
     held = (true.vectors.T @ pairs.vectors).square().sum(0)
     return {
         "outliers": _above(shape),

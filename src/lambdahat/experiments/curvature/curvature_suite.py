@@ -13,18 +13,7 @@ from torch import Tensor
 
 from lambdahat.estimators import landscape, quadrature
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import (
-    Cell,
-    Chart,
-    Claim,
-    Claims,
-    Row,
-    Rows,
-    Series,
-    Table,
-    short,
-    training,
-)
+from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Series, Table, short, training
 from lambdahat.krylov import Lanczos, lanczos, random_vector
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
@@ -45,7 +34,7 @@ SAME_MASS = 0.02
 THEIRS = "VGG-16, CIFAR-100"
 
 
-def claims(rows: Rows) -> Iterator[Claim]:
+def claims(rows: Rows) -> Iterator[kit.Claim]:
     """Two similar matrices, a dissimilar diagonal, consistent probes, and lines of the loss."""
     for claim in [*_matrix_claims(rows), *_line_claims(rows)]:
         sentence = f"{kit.subject(rows)}: {claim.sentence}"
@@ -127,9 +116,8 @@ def _line_claims(rows: Rows) -> Claims:
 def tables(rows: Rows) -> Iterator[Table]:
     """The spectra, the diagonal, and the lines."""
     shown = "largest", "smallest", "negative", "negative rest", "at zero"
-    lines = tuple(
-        (words, *kit.means(_spectra(rows, name), *shown)) for name, words in NAMES.items()
-    )
+    of = {words: _spectra(rows, name) for name, words in NAMES.items()}
+    lines = tuple((words, *kit.means(part, *shown)) for words, part in of.items())
     header = kit.split_header(
         "matrix | largest | smallest | mass below 0 | without its heaviest Ritz value | mass at 0"
     )
@@ -155,10 +143,8 @@ def charts(rows: Rows) -> Iterator[Chart]:
     shown = [kit.stems(words, _spectra(first, name)[0]) for name, words in NAMES.items()]
     label = "diagonal of the Gauss–Newton matrix"
     diagonal = Series(label, flat["centres"], flat["shares"], style="step")
-    probes = [
-        kit.stems(f"random vector {probe + 1}", _spectra(first, "hessian", probe)[0])
-        for probe in (0, 1)
-    ]
+    pair = (_spectra(first, "hessian", probe)[0] for probe in (0, 1))
+    probes = [kit.stems(f"random vector {row['probe'] + 1}", row) for row in pair]
     for title, axis, series, source in (
         ("Spectra", "weight", shown, "Tables 4.1 and 4.2, Figure 4.7"),
         ("Ritz values and the diagonal", "share", [diagonal, shown[1], shown[0]], "Figure 4.7"),
@@ -185,16 +171,13 @@ BINS = 60
 
 
 @dataclass(frozen=True)
-class SuiteScale(kit.Scale):
+class SuiteScale(kit.ImageScale):
     """One scale; curvature is over ``samples`` training images by ``depth`` Lanczos steps."""
 
     network: str
     samples: int
     depth: int
-    side: int = 0
     rate: float = 0.03
-    augmented: bool = False
-    precision: str = "float32"
 
 
 def cells(config: SuiteScale) -> list[Cell]:
@@ -244,9 +227,9 @@ def _shape_row(shape: Spectrum) -> Row:
 
 def _diagonal_row(problem: Problem, shape: Spectrum, seed: int) -> Row:
     """The Gauss–Newton diagonal, from labels that the network draws, beside the Ritz values."""
-    drawn = fisher(problem, kind="monte_carlo", seed=seed).known_diagonal()
-    assert drawn is not None
-    values, edge = drawn.double().cpu().numpy(), continuous_region(shape)[1]
+    diagonal = fisher(problem, kind="monte_carlo", seed=seed).known_diagonal()
+    assert diagonal is not None
+    values, edge = diagonal.double().cpu().numpy(), continuous_region(shape)[1]
     beyond = shape.weights[0][shape.nodes[0] > edge].sum() * shape.dim
     edges = np.linspace(0.0, max(float(shape.nodes.max()), float(values.max())), BINS + 1)
     return {
@@ -280,9 +263,8 @@ def _fine(values: Any) -> list[float]:
 def ritz_vector(steps: Lanczos, place: int) -> Tensor:
     """The unit Ritz vector (P,) of the Ritz value at ``place`` in ascending order."""
     off = steps.beta
-    turn = torch.linalg.eigh(
-        torch.diag(steps.alpha) + torch.diag(off, 1) + torch.diag(off, -1)
-    ).eigenvectors
+    tridiagonal = torch.diag(steps.alpha) + torch.diag(off, 1) + torch.diag(off, -1)
+    turn = torch.linalg.eigh(tridiagonal).eigenvectors
     vector = steps.basis @ turn[:, place].to(steps.basis)
     return torch.nn.functional.normalize(vector, dim=0)
 

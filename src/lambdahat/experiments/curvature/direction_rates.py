@@ -131,11 +131,11 @@ def charts(rows: Rows) -> Iterator[Chart]:
         [kit.curve(name, rows.where(optimizer=name), "ratio", "setting") for name in names]
         for names in (("Adam", "KFAC", "Lanczos"), ("Padam",))
     )
-    part, told = rows.where(optimizer="Lanczos"), []
+    part, expected = rows.where(optimizer="Lanczos"), []
     for value in SECOND_ORDER:
         ratios = [1 + row["largest"] / value for row in part.where(setting=value)]
-        told.append(kit.mean_of(ratios).value)
-    formula = Series("1 + λ₁/δ", SECOND_ORDER, told, style="points")
+        expected.append(kit.mean_of(ratios).value)
+    formula = Series("1 + λ₁/δ", SECOND_ORDER, expected, style="points")
     series, axes = (*damped, formula), ("damping δ", "R_est-curv")
     source = "Eq. 6.1, §6.3.1"
     yield Chart("Flat over sharp rate", *axes, series, x_log=True, y_log=True, source=source)

@@ -39,8 +39,8 @@ def run(cell: Cell, device: str) -> list[Row]:
     seed = derived_seed(cell["seed"], "fluctuations", cell["noise"], cell["size"])
     noise = _noise(cell["noise"], cell["size"], np.random.default_rng(seed))
     values = np.sort(np.linalg.eigvalsh(noise)) / math.sqrt(np.square(noise).sum() / len(noise))
-    told, ranks = Semicircle(1.0).cdf(values), np.arange(len(values) + 1) / len(values)
-    distance = float(np.maximum(np.abs(told - ranks[:-1]), np.abs(told - ranks[1:])).max())
+    law, ranks = Semicircle(1.0).cdf(values), np.arange(len(values) + 1) / len(values)
+    distance = float(np.maximum(np.abs(law - ranks[:-1]), np.abs(law - ranks[1:])).max())
     first = {"values": short(values)} if cell["seed"] == 0 and cell["size"] >= 100 else {}
     return [{"distance": distance, "largest": float(values[-1]), **first}]
 
@@ -51,9 +51,8 @@ def _noise(kind: str, size: int, rng: np.random.Generator) -> Array:
         batch = size if kind == WIDE else 50 * size
         inputs = rng.standard_normal((batch, size))
         return np.asarray(inputs.T @ inputs / batch - np.eye(size))
-    draw = (
-        rng.uniform(-1, 1, (size, size)) if kind == BOUNDED else rng.standard_normal((size, size))
-    )
+    shape = size, size
+    draw = rng.uniform(-1, 1, shape) if kind == BOUNDED else rng.standard_normal(shape)
     half = np.triu(draw) + np.triu(draw, 1).T
     # breaks condition (ii)
     rows = np.where(np.arange(size) % 2 == 0, 0.1, 1.9) if kind == UNEVEN else np.ones(size)

@@ -169,9 +169,9 @@ def _add_known(found: Claims, rows: Rows) -> None:
     few, many, flat = rows.where(depth=5), rows.where(depth=DEPTH), rows.where(method="diagonal")
     found.add(*text["mass"], kit.over_seeds(few, "at zero"), "within", 0.5, 0.05)
     found.add(*text["ends"], kit.over_seeds(few, "support"), "below", SUPPORT)
+    both = (few, many)
     shares, more = (
-        {row["seed"]: row["found"] / max(row["outliers"], 1) for row in part}
-        for part in (few, many)
+        {row["seed"]: row["found"] / max(row["outliers"], 1) for row in part} for part in both
     )
     found.add(*text["missed"], kit.mean_of([1 - share for share in shares.values()]))
     found.add(*text["more"], kit.paired_difference(more, shares))
@@ -202,9 +202,8 @@ def charts(rows: Rows) -> Iterator[Chart]:
     for row in rows.where(method="diagonal", seed=0):
         name, size = row["matrix"], row["size"]
         shares = {"eigenvalues": row["shares"], "diagonal": row["diagonal shares"]}
-        series = [
-            Series(label, row["centres"], values, style="step") for label, values in shares.items()
-        ]
+        x = row["centres"]
+        series = [Series(label, x, values, style="step") for label, values in shares.items()]
         lanczos_rows = rows.where(matrix=name, size=size, seed=0, method="Lanczos")
         series += [kit.stems(f"Lanczos, m = {ritz['depth']}", ritz) for ritz in lanczos_rows]
         title, axes, log = f"{name}, P = {size:,}", ("eigenvalue", "share"), name in (HALF, KNOWN)

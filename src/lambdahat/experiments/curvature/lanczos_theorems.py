@@ -237,11 +237,11 @@ def _add_table(found: Claims, rows: Rows) -> None:
         test = "below", DIGITS
         found.add(*text[name], _exact(max(misses)), *test, unit=" decades", own=name == "R")
     edges = {(row["ratio"], row["depth"]): math.log10(row["R"] / row["L"]) for row in rows}
-    ratios = sorted(PRINTED, reverse=True)
-    growth = (
-        edges[r, after] - edges[r, before] for r in PRINTED for before, after in pairwise(DEPTHS)
+    ratios, depths = list(pairwise(sorted(PRINTED, reverse=True))), list(pairwise(DEPTHS))
+    growth = (edges[ratio, more] - edges[ratio, few] for ratio in PRINTED for few, more in depths)
+    loss = (
+        edges[wide, depth] - edges[narrow, depth] for depth in DEPTHS for wide, narrow in ratios
     )
-    loss = (edges[wide, m] - edges[narrow, m] for m in DEPTHS for wide, narrow in pairwise(ratios))
     for key, values in (("below", edges.values()), ("growth", growth), ("loss", loss)):
         found.add(*text[key], _exact(min(values)))
 

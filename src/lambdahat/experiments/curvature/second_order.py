@@ -111,26 +111,20 @@ class DampedSetting:
 
 
 @dataclass(frozen=True)
-class DampedScale(kit.Scale):
+class DampedScale(kit.ImageScale):
     """One scale: the settings and what all of them share; λ₁ is over ``samples`` images, if any."""
 
     network: str
     samples: int
     settings: tuple[DampedSetting, ...]
-    side: int = 0
     schedule: str = "linear"
-    augmented: bool = False
-    precision: str = "float32"
 
 
 def damped_cells(config: DampedScale) -> list[Cell]:
     """Setting × seed."""
     base = kit.settings_of(config, "settings", "seeds")
-    return [
-        {**base, **asdict(one), "seed": seed}
-        for one in config.settings
-        for seed in range(config.seeds)
-    ]
+    settings, seeds = [{**base, **asdict(one)} for one in config.settings], range(config.seeds)
+    return [{**setting, "seed": seed} for setting in settings for seed in seeds]
 
 
 def damped_run(cell: Cell, device: str) -> list[Row]:
@@ -267,9 +261,8 @@ def charts(rows: Rows) -> Iterator[Chart]:
     part, axes = rows.where(kind="epoch"), ("epoch", "training error, %")
     for name, words in CURVATURES.items():
         chosen = part.where(optimizer="Lanczos", curvature=name)
-        series = [
-            kit.curve(f"α = {rate:g}", chosen.where(rate=rate), "training error") for rate in RATES
-        ]
+        parts = {f"α = {rate:g}": chosen.where(rate=rate) for rate in RATES}
+        series = [kit.curve(label, each, "training error") for label, each in parts.items()]
         title = f"Lanczos, {words}, δ = 10α"
         yield Chart(title, *axes, tuple(series), source="Figure 4.2b")
     best = [(f"Lanczos, {words}", "Lanczos", name) for name, words in CURVATURES.items()]

@@ -27,14 +27,11 @@ WELL = 2.0  # points of validation error
 
 
 @dataclass(frozen=True)
-class SpectralScale(kit.Scale):
+class SpectralScale(kit.ImageScale):
     """One scale; ``rate`` is the baseline's."""
 
     network: str
-    side: int = 0
     rate: float = 0.05
-    augmented: bool = False
-    precision: str = "float32"
 
 
 def cells(config: SpectralScale) -> list[Cell]:

@@ -129,9 +129,8 @@ def decay_claims(rows: Rows) -> Iterator[Claim]:
         pairs = [(column, mode) for mode in modes for column in SHARPNESS]
         sharper = {pair: _change(part, *pair) for pair in pairs}
         several = len(modes) > 1
-        norms = {
-            f"λ₁ in {mode} mode" if several else "λ₁": sharper["largest", mode] for mode in modes
-        }
+        label = "λ₁ in {} mode" if several else "λ₁"
+        norms = {label.format(mode): sharper["largest", mode] for mode in modes}
         joined = f"validation accuracy and {' and '.join(norms)} rise together with weight decay"
         printed = f"sharper, despite generalising better ({paper})"
         parts = {"validation accuracy": better, **norms}
@@ -271,15 +270,12 @@ SIMILAR = 1.0  # points of training accuracy
 
 
 @dataclass(frozen=True)
-class GadamSharpnessScale(kit.Scale):
+class GadamSharpnessScale(kit.ImageScale):
     """One scale; the Hessian is over ``samples`` images."""
 
     network: str
     samples: int
     depth: int
-    side: int = 0
-    augmented: bool = False
-    precision: str = "float32"
 
 
 def gadam_cells(scale: GadamSharpnessScale) -> list[Cell]:

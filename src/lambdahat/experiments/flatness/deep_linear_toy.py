@@ -149,16 +149,11 @@ def claims(rows: Rows) -> Claims:
 def tables(rows: Rows) -> Iterator[Table]:
     """Ranks by depth, and the minimisers."""
     points, shown = rows.where(kind="point"), ("rank", "printed rank", "gap")
-    ranks = tuple(
-        (str(depth), *kit.means(points.where(depth=depth), *shown))
-        for depth in points.distinct("depth")
-    )
+    ranks = kit.mean_lines(points, "depth", *shown)
     header = ("weights", "rank of the Hessian", "rank of Eq. 2", "|λ₁/tr − 1|")
     yield Table("Rank of the Hessian of exp(X·∏w_i)", header, ranks)
-    columns, minima = (
-        ("decay", "norm", "loss", "trace", "largest", "rank"),
-        rows.where(kind="minimiser"),
-    )
+    columns = ("decay", "norm", "loss", "trace", "largest", "rank")
+    minima = rows.where(kind="minimiser")
     lines = tuple(tuple(f"{row[name]:.4g}" for name in columns) for row in minima)
     symbols = ("μ", "‖w‖", "loss", "trace", "λ₁", "rank")
     yield Table("Minima of exp(w₁w₂w₃) + (μ/2)‖w‖²", symbols, lines)

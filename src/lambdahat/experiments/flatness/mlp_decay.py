@@ -105,10 +105,8 @@ def _change(
     bound, tail, printed, unit = 0.0, "", f"it {word}", " points" if percent else " decades"
     if name in PUBLISHED:
         low, high = PUBLISHED[name]
-        bound, printed = (
-            (kit.least if percent else kit.least_decades)(low, high),
-            f"{low} to {high}",
-        )
+        bound = (kit.least if percent else kit.least_decades)(low, high)
+        printed = f"{low} to {high}"
         tail = f" (by more than {abs(bound):.2g}{unit})"
     words = f"{NAMES[name].removesuffix(', %')} {word} with weight decay 5e-4{tail}"
     sentence = f"{kit.subject(decayed)}: {words}"

@@ -79,10 +79,8 @@ def run(cell: Cell, device: str) -> list[Row]:
     """Rows at the start and along the training, for each curvature and mode of the batch norm."""
     found = training.images(cell, device)
     model = training.network(cell["network"], found, cell["seed"])
-    problems = {
-        mode: training.curvature_problem(model, found, cell, mode)
-        for mode in training.modes_of(model)
-    }
+    modes = training.modes_of(model)
+    problems = {mode: training.curvature_problem(model, found, cell, mode) for mode in modes}
     bound = claimed_bound(problems["eval"], model, math.prod(found.shape), found.classes)
 
     def look() -> Row:
@@ -259,9 +257,8 @@ def charts(rows: Rows) -> Iterator[Chart]:
         yield kit.spectra(f"Spectra at the end, {name}", named, "{words}", "Figure 1")
 
 
-SMALL = tuple(
-    RankSubject(name, "mnist", 3000, side, True) for name, side in (("MLP-24", 8), ("MLP-20-20", 4))
-)
+PARITY = {"MLP-24": 8, "MLP-20-20": 4}
+SMALL = tuple(RankSubject(name, "mnist", 3000, side, True) for name, side in PARITY.items())
 LARGE = tuple(
     RankSubject(name, "cifar100", 45_000, samples=512, points=1, precision="bfloat16")
     for name in ("VGG-16", "PreResNet-110")

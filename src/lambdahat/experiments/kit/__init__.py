@@ -9,6 +9,7 @@ runner; ``training``: data, networks and the training run of experiments on imag
 """
 
 from lambdahat.experiments.kit.cells import Cell as Cell
+from lambdahat.experiments.kit.cells import ImageScale as ImageScale
 from lambdahat.experiments.kit.cells import Row as Row
 from lambdahat.experiments.kit.cells import Rows as Rows
 from lambdahat.experiments.kit.cells import Scale as Scale
@@ -21,6 +22,7 @@ from lambdahat.experiments.kit.cells import gap as gap
 from lambdahat.experiments.kit.cells import gap_of_gaps as gap_of_gaps
 from lambdahat.experiments.kit.cells import grid as grid
 from lambdahat.experiments.kit.cells import logs as logs
+from lambdahat.experiments.kit.cells import mean_lines as mean_lines
 from lambdahat.experiments.kit.cells import means as means
 from lambdahat.experiments.kit.cells import over_seeds as over_seeds
 from lambdahat.experiments.kit.cells import points as points

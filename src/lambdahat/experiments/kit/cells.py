@@ -95,6 +95,16 @@ class Scale:
     batch: int = 128
 
 
+@dataclass(frozen=True)
+class ImageScale(Scale):
+    """A scale of images: pooled to ``side`` unless 0, cropped and flipped if ``augmented``."""
+
+    _: KW_ONLY
+    side: int = 0
+    augmented: bool = False
+    precision: str = "float32"
+
+
 def settings_of(config: Any, *varied: str) -> Cell:
     """The fields of a configuration that all its cells share: all but the ``varied`` ones."""
     names = [field.name for field in fields(config) if field.name not in varied]
@@ -167,6 +177,14 @@ def by_seed(rows: Rows, statistic: Callable[[Rows], float]) -> Reading:
 def means(rows: Rows, *names: str) -> list[str]:
     """The means of columns over the seeds with their errors, in words, for the line of a table."""
     return [str(over_seeds(rows, name)) for name in names]
+
+
+def mean_lines(
+    rows: Rows, by: str, *columns: str, label: str = "{}"
+) -> tuple[tuple[str, ...], ...]:
+    """The lines of a table: the values of a column, each with the means of others over seeds."""
+    groups = {value: rows.where(**{by: value}) for value in rows.distinct(by)}
+    return tuple((label.format(key), *means(part, *columns)) for key, part in groups.items())
 
 
 def curve(label: str, rows: Rows, name: str, x: str = "epoch") -> Series:
