@@ -147,8 +147,7 @@ COLUMNS = {
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Each optimiser, with batch norm and without."""
-    for norm in rows.distinct("norm layers"):
-        part = rows.where(kind="end", **{"norm layers": norm})
+    for norm, part in rows.where(kind="end").groups("norm layers"):
         first, lines = part[0], kit.mean_lines(part, "run", *COLUMNS)
         title = f"{first['network']} {norm}, {first['parameters']:,} parameters, {first['data']}"
         yield Table(title, ("run", *COLUMNS.values()), lines)

@@ -101,8 +101,7 @@ def quadratic_row(cell: Cell) -> Row:
 def gains(rows: Rows) -> Rows:
     """P and the accuracy that averaging gains, for each width and seed."""
     out = []
-    for name in rows.where(subject="network").distinct("network"):
-        part = rows.where(subject="network", network=name)
+    for name, part in rows.where(subject="network").groups("network"):
         sgd, swa, other = (part.where(optimizer=each).paired("accuracy") for each in OPTIMIZERS)
         own = part.where(optimizer=OPTIMIZERS[1:]).paired("own gain")
         means = [kit.mean_of(list(found.values())).value for found in (swa, other)]
@@ -189,8 +188,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     """Gains by width, and the quadratic by dimension."""
     ends, found, made = rows.where(subject="network"), gains(rows), rows.where(subject="quadratic")
     lines = kit.TableLines()
-    for name in found.distinct("network"):
-        part = found.where(network=name)
+    for name, part in found.groups("network"):
         each = [ends.where(network=name, optimizer=optimizer) for optimizer in OPTIMIZERS]
         accuracies = (str(kit.over_seeds(run, "accuracy")) for run in each)
         lines.add(name, f"{part[0]['parameters']:,}", *accuracies, *kit.means(part, *GAINS))

@@ -105,7 +105,7 @@ PRINTED_TUNED = "76.11 to 75.73 (VGG-16)"
 def claims(rows: Rows) -> Claims:
     """Starts, frequencies, generalisation gaps, Lookahead and the automatic start."""
     ends, epochs = rows.where(kind="end"), rows.where(kind="epoch")
-    of = {name: ends.where(run=name) for name in ends.distinct("run")}
+    of = dict(ends.groups("run"))
     found = start_claims("Gadam", rows, PRINTED_TUNED)
     found += _frequency_claims(of, rows.where(run="AdamW, flat"))
     found += _schedule_claims(of)
@@ -203,8 +203,8 @@ def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> Claim
 def fluctuation(epochs: Rows) -> dict[Any, float]:
     """The mean absolute change of the iterates' accuracy per epoch, for each seed."""
     out = {}
-    for seed in epochs.distinct("seed"):
-        ordered = sorted(epochs.where(seed=seed), key=lambda row: row["epoch"])
+    for seed, part in epochs.groups("seed"):
+        ordered = sorted(part, key=lambda row: row["epoch"])
         values = [row["iterate accuracy"] for row in ordered]
         changes = [abs(after - before) for before, after in pairwise(values)]
         if changes:
@@ -291,9 +291,9 @@ def tables(rows: Rows) -> Iterator[Table]:
     """All runs at their end, and the averages by start and by frequency."""
     ends, lines = rows.where(kind="end"), kit.TableLines()
     shown = "accuracy", "iterate accuracy", "training accuracy", "early", "begun", "stopped"
-    for name in ends.distinct("run"):
+    for name, part in ends.groups("run"):
         printed = f"{PRINTED[name]:.2f}" if name in PRINTED else ""
-        lines.add(name, *kit.means(ends.where(run=name), *shown), printed)
+        lines.add(name, *kit.means(part, *shown), printed)
     header = kit.split_header(
         "run | accuracy, % | of the iterate | in training | first third | averages from | "
         "epochs | thesis, CIFAR-100"
@@ -328,12 +328,11 @@ def charts(rows: Rows) -> Iterator[Chart]:
     yield Chart(title, "epoch", axis, tuple(series), source="Figure 7.4")
     series = [kit.curve(name, epochs.where(run=name), "accuracy") for name in AHEAD]
     yield Chart("Lookahead", "epoch", axis, tuple(series), source="Figure 7.12")
-    names, epochly = made.distinct("run"), made.where(frequency=0)
-    series = [kit.curve(name, epochly.where(run=name), "accuracy", "start") for name in names]
+    each_epoch = made.where(frequency=0).groups("run")
+    series = [kit.curve(name, part, "accuracy", "start") for name, part in each_epoch]
     yield Chart("Start of averaging", "share of the run", axis, tuple(series), source="Figure 7.11")
     series = []
-    for name in names:
-        half = made.where(run=name, start=REFERENCE)
+    for name, half in made.where(start=REFERENCE).groups("run"):
         often = {words: half.where(frequency=every) for every, words in OFTEN.items()}
         series.append(kit.points(name, often, "accuracy"))
     title, across = "Frequency of averaging", "an iterate is averaged"

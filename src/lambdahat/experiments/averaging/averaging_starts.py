@@ -64,8 +64,8 @@ def run(cell: Cell, device: str) -> list[Row]:
 def claims(rows: Rows) -> Claims:
     """Any sensible start, what tuning it gains, GadamX over Gadam, Lookahead, by network."""
     found = Claims(unit=" points")
-    for network in rows.distinct("network"):
-        part, kind = rows.where(network=network), family(network)
+    for network, part in rows.groups("network"):
+        kind = family(network)
         for name in AVERAGED:
             best, own = PRINTED[kind, name]
             printed = f"{best:.2f} to {own:.2f}"
@@ -113,8 +113,8 @@ def tables(rows: Rows) -> Iterator[Table]:
     """The best starts beside Table 7.6; of each network its runs and its averages by start."""
     best, rest = kit.TableLines(), []
     columns = "accuracy", "iterate accuracy", "training accuracy", "early"
-    for network in rows.distinct("network"):
-        part, ends = rows.where(network=network), rows.where(network=network, kind="end")
+    for network, part in rows.groups("network"):
+        ends = part.where(kind="end")
         lines = kit.mean_lines(ends, "run", *columns)
         header = kit.split_header("run | accuracy, % | of the iterate | in training | first third")
         title = f"{network}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}"
@@ -151,8 +151,7 @@ def _starts_table(network: str, rows: Rows) -> Table:
 def charts(rows: Rows) -> Iterator[Chart]:
     """Accuracy by start beside the scheduled bases, and Lookahead over epochs, by network."""
     across, axis = "share of the run", "accuracy, %"
-    for network in rows.distinct("network"):
-        part = rows.where(network=network)
+    for network, part in rows.groups("network"):
         made = {name: averages_of(part, name) for name in AVERAGED}
         series = tuple(kit.curve(name, made[name], "accuracy", "start") for name in AVERAGED)
         ends, bases = part.where(kind="end"), [BASES[name] + SCHEDULED for name in AVERAGED]

@@ -51,8 +51,8 @@ def _curvature_problem(
 def spectrum_claims(rows: Rows) -> Claims:
     """Gadam's solutions are the sharper ones, in each mode, though as well trained and better."""
     found = Claims(unit=" decades")
-    for network in rows.distinct("network"):
-        sgd, gadam = (rows.where(network=network, optimizer=name) for name in SHARP)
+    for network, part in rows.groups("network"):
+        sgd, gadam = (part.where(optimizer=name) for name in SHARP)
         unmet = incomparable(sgd, gadam)
         for (column, mode), printed in PRINTED_SHARPNESS.items():
             words = f"Gadam generalises better with {WORDS[column]} above SGD's"
@@ -187,8 +187,8 @@ def claims(rows: Rows) -> Claims:
     """Averages help each base, Gadam beats SGD, GadamX beats all; Gadam's norms and spectra."""
     ends = rows.where(kind="end")
     found = Claims()
-    for network in ends.distinct("network"):
-        found += network_claims(network, ends.where(network=network))
+    for network, part in ends.groups("network"):
+        found += network_claims(network, part)
     found += spectrum_claims(rows.where(kind="spectrum"))
     return found
 
@@ -239,8 +239,8 @@ def tables(rows: Rows) -> Iterator[Table]:
         *(f"thesis, {data}" for data in PRINTED_ON),
     )
     shown = "accuracy", "iterate accuracy", "training accuracy", "solution norm", "largest"
-    for name in ends.distinct("network"):
-        part, lines = ends.where(network=name), kit.TableLines()
+    for name, part in ends.groups("network"):
+        lines = kit.TableLines()
         for optimizer in OPTIMIZERS:
             printed = (f"{value:.2f}" for value in PRINTED[family(name), optimizer])
             lines.add(optimizer, *kit.means(part.where(optimizer=optimizer), *shown), *printed)
@@ -259,15 +259,12 @@ def tables(rows: Rows) -> Iterator[Table]:
 def charts(rows: Rows) -> Iterator[Chart]:
     """Accuracy and norm over epochs, final accuracy beside the thesis's, sharpness, spectra."""
     ends, spectra = rows.where(kind="end"), rows.where(kind="spectrum")
-    for name in rows.distinct("network"):
-        yield from network_charts(name, rows.where(network=name))
+    for name, part in rows.groups("network"):
+        yield from network_charts(name, part)
     series = []
-    for name in ends.distinct("network"):
-        for optimizer in OPTIMIZERS:
-            part = ends.where(network=name, optimizer=optimizer)
-            if part:
-                places = part.values("largest"), part.values("accuracy")
-                series.append(Series(f"{optimizer}, {name}", *places, style="points"))
+    for (name, optimizer), part in ends.groups("network", "optimizer"):
+        places = part.values("largest"), part.values("accuracy")
+        series.append(Series(f"{optimizer}, {name}", *places, style="points"))
     title, axes = "Sharpness against accuracy", ("λ₁", "accuracy, %")
     caption = "Not drawn in the thesis. Batch norm in evaluation mode."
     yield Chart(title, *axes, tuple(series), x_log=True, source="§7.9", caption=caption)

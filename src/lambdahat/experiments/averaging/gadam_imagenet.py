@@ -86,24 +86,18 @@ MORE: dict[str, Recipe] = {
     "GadamX, untuned": ("GadamX", 0.03, 3e-4, "averaging", {}),
 }
 TABLE = ("SGD", "SGD IA", "AdamW", "Padam", "Gadam", "GadamX")  # SWA is here SGD IA
-# Table 7.4: top 1 and top 5 on ImageNet 32 × 32
-PRINTED: dict[str, dict[str, tuple[float, float]]] = {
-    "PRN-110": {
-        "SGD": (54.27, 77.96),
-        "SGD IA": (54.37, 78.04),
-        "AdamW": (54.84, 78.43),
-        "Padam": (53.71, 77.31),
-        "Gadam": (54.97, 78.48),
-        "GadamX": (54.45, 77.91),
-    },
-    "WRN-28-10": {
-        "SGD": (61.33, 83.52),
-        "SGD IA": (62.32, 84.23),
-        "AdamW": (55.51, 79.09),
-        "Padam": (59.65, 81.74),
-        "Gadam": (60.50, 82.56),
-        "GadamX": (63.04, 84.75),
-    },
+# Table 7.4: top 1 and top 5 of two networks on ImageNet 32 × 32
+TOP = {
+    "SGD": ((54.27, 77.96), (61.33, 83.52)),
+    "SGD IA": ((54.37, 78.04), (62.32, 84.23)),
+    "AdamW": ((54.84, 78.43), (55.51, 79.09)),
+    "Padam": ((53.71, 77.31), (59.65, 81.74)),
+    "Gadam": ((54.97, 78.48), (60.50, 82.56)),
+    "GadamX": ((54.45, 77.91), (63.04, 84.75)),
+}
+PRINTED = {
+    network: {name: pairs[place] for name, pairs in TOP.items()}
+    for place, network in enumerate(("PRN-110", "WRN-28-10"))
 }
 PRINTED_OF = {"PreResNet": "PRN-110", "WideResNet": "WRN-28-10"}  # by the family of ours
 RACE = "§7.10.1, Figure 7.19b"
@@ -190,12 +184,11 @@ def claims(rows: Rows) -> Claims:
     """
     ends = rows.where(kind="end")
     small, missing = stand_in(ends, SMALL), stand_in(ends, WHOLE)
-    runs_of = {name: ends.where(network=name).distinct("run") for name in ends.distinct("network")}
-    raced = [name for name, there in runs_of.items() if {*RUNS} <= {*there}]
-    of = _by_run(ends.where(network=raced))
+    raced = [name for name, part in ends.groups("network") if {*RUNS} <= {*part.distinct("run")}]
+    of = dict(ends.where(network=raced).groups("run"))
     found, placed = Claims(unit=" points"), Claims(unit=" points", own=True)
     for network, tail in name_networks(ends):
-        part = _by_run(ends.where(network=network))
+        part = dict(ends.where(network=network).groups("run"))
         # of a sweep that was cut short, what it has
         there = [pair for pair in IN_TABLE if {*pair} <= {*part}]
         for upper, lower in there:
@@ -216,10 +209,6 @@ def claims(rows: Rows) -> Claims:
     found += _course_claims(rows.where(network=raced, kind="epoch"), missing)
     found += placed
     return found
-
-
-def _by_run(ends: Rows) -> dict[str, Rows]:
-    return {name: ends.where(run=name) for name in ends.distinct("run")}
 
 
 def _add_above(
@@ -269,10 +258,8 @@ def stand_in(ends: Rows, wanted: str) -> str:
 def rising(epochs: Rows) -> Reading:
     """The rank correlation of accuracy and epoch, network by network and seed by seed."""
     found = []
-    for network in epochs.distinct("network"):
-        for seed in epochs.distinct("seed"):
-            part = epochs.where(network=network, seed=seed)
-            found.append(kit.correlation(part.values("epoch"), part.values("accuracy")).value)
+    for _, part in epochs.groups("network", "seed"):
+        found.append(kit.correlation(part.values("epoch"), part.values("accuracy")).value)
     return kit.mean_of(found)
 
 
@@ -293,12 +280,12 @@ def tables(rows: Rows) -> Iterator[Table]:
     """Of each network top 1 and top 5 of each run beside Table 7.4."""
     shown = "accuracy", "top 5", "iterate accuracy", "training accuracy"
     header = kit.split_header("run | top 1, % | top 5, % | of the iterate | in training")
-    for network in rows.where(kind="end").distinct("network"):
-        ends, columns, lines = rows.where(kind="end", network=network), printed_of(network), []
-        for name in ends.distinct("run"):
+    for network, ends in rows.where(kind="end").groups("network"):
+        columns, lines = printed_of(network), []
+        for name, part in ends.groups("run"):
             pairs = (table.get(name) for table in columns.values())
             printed = ("" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in pairs)
-            lines.append((name, *kit.means(ends.where(run=name), *shown), *printed))
+            lines.append((name, *kit.means(part, *shown), *printed))
         first = ends[0]
         title = f"{first['network']}, {first['parameters']:,} parameters, {first['data']}"
         if first["data"] not in DATA.values():

@@ -181,8 +181,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     header = ("spike", "eigenvalue told", "found", "squared cosine told", "found")
     yield Table(f"Spikes in Wigner noise, P = {first['size']:,}", header, tuple(lines))
     lines, shown = kit.TableLines(), ("largest", "edge", "weight edge", "outliers", "below")
-    for epoch in networks.distinct("epoch"):
-        part = networks.where(epoch=epoch)
+    for epoch, part in networks.groups("epoch"):
         kept = (str(kit.mean_of([row["kept"][place] for row in part])) for place in (0, -1))
         lines.add(str(epoch), *kit.means(part, *shown), *kept)
     columns = kit.split_header(

@@ -111,9 +111,8 @@ def claims(rows: Rows) -> Claims:
 def tables(rows: Rows) -> Iterator[Table]:
     """Every optimiser and setting."""
     lines = kit.TableLines()
-    for name in rows.distinct("optimizer"):
-        for setting in rows.where(optimizer=name).distinct("setting"):
-            part = rows.where(optimizer=name, setting=setting)
+    for name, chosen in rows.groups("optimizer"):
+        for setting, part in chosen.groups("setting"):
             sharp = kit.mean_of([row["sharp"][0] for row in part])
             knob = f"{part[0]['knob']} = {setting:g}" if part[0]["knob"] else ""
             flat, *rest = kit.means(part, "flat", "ratio", "nonlinearity")

@@ -100,17 +100,17 @@ def _exponent(rows: Rows) -> float:
 def tables(rows: Rows) -> Iterator[Table]:
     """Distances by kind and size."""
     sizes, lines = rows.distinct("size"), []
-    for kind in rows.distinct("noise"):
-        parts = (rows.where(noise=kind, size=size) for size in sizes)
-        lines.append((kind, *(str(kit.over_seeds(part, "distance")) for part in parts)))
+    for kind, part in rows.groups("noise"):
+        parts = (part.where(size=size) for size in sizes)
+        lines.append((kind, *(str(kit.over_seeds(each, "distance")) for each in parts)))
     title = "Greatest distance from the semicircle's distribution"
     yield Table(title, ("noise", *(f"P = {n}" for n in sizes)), tuple(lines))
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Distance over P, and the spectra of the first matrices beside the semicircle."""
-    kinds = rows.distinct("noise")
-    series = [kit.curve(kind, rows.where(noise=kind), "distance", "size") for kind in kinds]
+    kinds = rows.groups("noise")
+    series = [kit.curve(kind, part, "distance", "size") for kind, part in kinds]
     title, look = "Distance from the semicircle", (True, True, "Theorem 13")
     yield Chart(title, "P", "distance", tuple(series), None, False, *look)
     shown = Rows(row for row in rows if row.get("values"))

@@ -103,8 +103,8 @@ def _distances(exact: Array, nodes: Array, weights: Array) -> Row:
 def claims(rows: Rows) -> Claims:
     """Support and shape by Lanczos, not by the diagonal; then what is said of each matrix."""
     found = Claims()
-    for name in rows.distinct("matrix"):
-        part = _largest(rows, name)
+    for name, part in rows.groups("matrix"):
+        part = part.where(size=max(part.values("size")))
         seen, flat = part.where(depth=DEPTH), part.where(method="diagonal")
         text = kit.claim_texts(f"""
             support: {name}: {DEPTH} Lanczos steps capture the support (error of its ends, below
@@ -183,13 +183,11 @@ def _add_known(found: Claims, rows: Rows) -> None:
 def tables(rows: Rows) -> Iterator[Table]:
     """Distances for every matrix, size and method."""
     lines = kit.TableLines()
-    for name in rows.distinct("matrix"):
-        for size in rows.where(matrix=name).distinct("size"):
-            for depth in (*DEPTHS.get(name, (DEPTH,)), 0):
-                chosen = rows.where(matrix=name, size=size, depth=depth)
-                label = f"Lanczos, m = {depth}" if depth else "diagonal"
-                readings = kit.means(chosen, "distance", "support", "at zero")
-                lines.add(name, f"{size:,}", label, *readings)
+    for (name, size), part in rows.groups("matrix", "size"):
+        for depth in (*DEPTHS.get(name, (DEPTH,)), 0):
+            label = f"Lanczos, m = {depth}" if depth else "diagonal"
+            readings = kit.means(part.where(depth=depth), "distance", "support", "at zero")
+            lines.add(name, f"{size:,}", label, *readings)
     header = kit.split_header(
         "matrix | P | spectrum by | distance to the eigenvalues | error of the ends | "
         "mass nearest 0"

@@ -199,8 +199,8 @@ def run(cell: Cell, device: str) -> list[Row]:
 def best_rate(rows: Rows, optimizer: str, curvature: str = "") -> float:
     """The rate of least mean training error along the way."""
     part = rows.where(kind="end", optimizer=optimizer, curvature=curvature)
-    means = {rate: kit.over_seeds(part.where(rate=rate), "along") for rate in part.distinct("rate")}
-    return float(min(means, key=lambda rate: means[rate].value))
+    means = {rate: kit.over_seeds(each, "along").value for rate, each in part.groups("rate")}
+    return float(min(means, key=means.__getitem__))
 
 
 def _best(rows: Rows, optimizer: str, curvature: str = "") -> Rows:
@@ -226,7 +226,7 @@ def claims(rows: Rows) -> Claims:
               error along the way) | {where} | Adam significantly slower ({paper})
         """)
         part = ends.where(optimizer="Lanczos", curvature=name)
-        errors = (part.where(seed=seed).values("training error") for seed in part.distinct("seed"))
+        errors = (each.values("training error") for _, each in part.groups("seed"))
         spread = kit.mean_of([max(values) - min(values) for values in errors])
         found.add(*text["alike"], spread, "below", SIMILAR)
         ours = _best(rows, "Lanczos", name).where(kind="end")
@@ -242,13 +242,10 @@ def tables(rows: Rows) -> Iterator[Table]:
     """Every optimiser and rate."""
     part, lines = rows.where(kind="end"), kit.TableLines()
     for optimizer in METHODS:
-        for curvature in part.where(optimizer=optimizer).distinct("curvature"):
-            chosen = part.where(optimizer=optimizer, curvature=curvature)
+        for (curvature, rate), each in part.where(optimizer=optimizer).groups("curvature", "rate"):
             label = f"{optimizer}, {CURVATURES[curvature]}" if curvature else optimizer
-            for rate in chosen.distinct("rate"):
-                each = chosen.where(rate=rate)
-                readings = kit.means(each, "along", "training error", "error")
-                lines.add(label, f"{rate:g}", *readings, str(sum(each.values("diverged"))))
+            readings = kit.means(each, "along", "training error", "error")
+            lines.add(label, f"{rate:g}", *readings, str(sum(each.values("diverged"))))
     header = kit.split_header(
         "optimiser | rate | training error along the way, % | at the end, % | "
         "validation error, % | runs diverged"

@@ -111,7 +111,7 @@ def claims(rows: Rows) -> Claims:
     found, worst = Claims(direction="below"), kit.Reading(max(rows.values("identity")), 0.0)
     sentence = "damping is a rate and a linear shrinkage (relative difference, at worst)"
     found.add(sentence, "Eq. 6.5", "0", worst, bound=EXACT)
-    for name in rows.distinct("spectrum"):
+    for name, part in rows.groups("spectrum"):
         text = kit.claim_texts(f"""
             linear sample: {name}: linear shrinkage errs less than the sample covariance
               | §6.3.2 | it can
@@ -120,7 +120,7 @@ def claims(rows: Rows) -> Claims:
             damped step: {name}: a damped Newton step is nearer the true one
               | §6.3.2, §6.5 | more accurately descends
         """)
-        errors = {column: kit.logs(rows.where(spectrum=name), column) for column in COLUMNS}
+        errors = {column: kit.logs(part, column) for column in COLUMNS}
         for key, upper, lower, bound in (
             ("linear sample", "linear", "sample", 0.0),
             ("linear oracle", "linear", "oracle", CLOSE),
@@ -133,11 +133,8 @@ def claims(rows: Rows) -> Claims:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Errors, weights and steps."""
-    lines = tuple(
-        (name, f"{ratio:g}", *kit.means(rows.where(spectrum=name, ratio=ratio), *COLUMNS))
-        for name in rows.distinct("spectrum")
-        for ratio in rows.distinct("ratio")
-    )
+    groups = rows.groups("spectrum", "ratio")
+    lines = tuple((name, f"{q:g}", *kit.means(part, *COLUMNS)) for (name, q), part in groups)
     header = ("spectrum", "P/N", *ESTIMATORS.values(), "β", "Newton step", "damped", "damping")
     title = f"Errors in Frobenius norm, P = {rows[0]['size']}; of steps relative"
     yield Table(title, header, lines)
@@ -145,8 +142,8 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Errors over P/N."""
-    for name in rows.distinct("spectrum"):
-        part, axes = rows.where(spectrum=name), ("P/N", "‖·‖ of the error")
+    axes = "P/N", "‖·‖ of the error"
+    for name, part in rows.groups("spectrum"):
         series = [kit.curve(words, part, column, "ratio") for column, words in ESTIMATORS.items()]
         yield Chart(f"Error, {name}", *axes, tuple(series), y_log=True, source="§6.3.2")
 

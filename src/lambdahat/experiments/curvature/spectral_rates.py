@@ -127,8 +127,8 @@ def claims(rows: Rows) -> Claims:
 def _slopes(rows: Rows) -> list[float]:
     """log₁₀ of the rate against the share of the training, seed by seed."""
     found = []
-    for seed in rows.distinct("seed"):
-        part = [row for row in rows.where(seed=seed) if row.get("rate")]
+    for _, each in rows.groups("seed"):
+        part = [row for row in each if row.get("rate")]
         epochs = [row["epoch"] / row["epochs"] for row in part]
         found.append(kit.slope(epochs, [math.log10(row["rate"]) for row in part]).value)
     return found

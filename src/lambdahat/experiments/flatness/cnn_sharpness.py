@@ -122,8 +122,7 @@ def decay_run(cell: Cell, device: str) -> list[Row]:
 
 def decay_claims(rows: Rows) -> Iterator[Claim]:
     """Each network is better and sharper with weight decay, at once and apart; by which mode."""
-    for name in rows.distinct("network"):
-        part = rows.where(network=name)
+    for _, part in rows.groups("network"):
         modes, (paper, figure), what = part.distinct("mode"), _paper(part), kit.subject(part)
         better = _change(part, "accuracy", "")
         pairs = [(column, mode) for mode in modes for column in SHARPNESS]
@@ -179,17 +178,9 @@ def _change(rows: Rows, column: str, mode: str, direction: str = "above") -> Cla
     return Claim(*said, reading, direction, bound, unit=unit)
 
 
-def _places(rows: Rows) -> Iterator[tuple[str, str, Rows]]:
-    """The networks with the modes of their batch norm, and their rows."""
-    for name in rows.distinct("network"):
-        part = rows.where(network=name)
-        for mode in part.distinct("mode"):
-            yield name, mode, part.where(mode=mode)
-
-
 def decay_tables(rows: Rows) -> Iterator[Table]:
     """By network and mode: without and with weight decay, and the ratio."""
-    for _, mode, part in _places(rows):
+    for (_, mode), part in rows.groups("network", "mode"):
         pair = _pair(part)
         header = ("", *(f"weight decay {half[0]['decay']:g}" for half in pair), "ratio")
         yield Table(_title(part, mode), header, tuple(lines_of(*pair)))
@@ -197,15 +188,15 @@ def decay_tables(rows: Rows) -> Iterator[Table]:
 
 def decay_charts(rows: Rows) -> Iterator[Chart]:
     """λ₁ and tr(H²)/P with and without weight decay; then the spectra of the first seed."""
-    groups = {f"{name}, {mode}": part for name, mode, part in _places(rows)}
+    groups = {", ".join(key): part for key, part in rows.groups("network", "mode")}
     for column in SHARPNESS:
         series = []
         for decay in sorted(rows.distinct("decay")):
             halves = {name: part.where(decay=decay) for name, part in groups.items()}
             series.append(kit.points(f"decay {decay:g}", halves, column))
         yield _sharpness_chart(column, "network", series, "Figures 4–7")
-    for name, mode, part in _places(rows):
-        first, title = part.where(seed=0), f"Spectrum, {name}, {mode} mode"
+    for name, part in groups.items():
+        first, title = part.where(seed=0), f"Spectrum, {name} mode"
         yield kit.spectra(title, first, "decay {decay:g}", _paper(part)[1])
 
 

@@ -115,8 +115,8 @@ def _change(
 
 def tables(rows: Rows) -> Iterator[Table]:
     """The end of training with and without weight decay, a table for each network."""
-    for name in rows.distinct("network"):
-        last, lines = rows.where(last=True, network=name), []
+    for name, last in rows.where(last=True).groups("network"):
+        lines = []
         for column, words in NAMES.items():
             key = "frobenius" if column == "root" else column
             line = [words]

@@ -154,14 +154,13 @@ def exact_rank(curvature: LinearOperator) -> int:
 
 def claims(rows: Rows) -> Iterator[Claim]:
     """Ranks and shares of zeros against the bound; what Ritz values show of them, in H and GGN."""
-    for name in rows.distinct("network"):
-        part = rows.where(network=name)
+    for _, part in rows.groups("network"):
         exact, what = part.where(exact=True), kit.subject(part)
         if exact:
             yield from _exact_claims(what, exact)
-        for mode in part.distinct("mode"):
+        for mode, end in part.where(last=True).groups("mode"):
             tail = f" (batch norm in {mode} mode)" if mode == "train" else ""
-            yield from _end_claims(what, part.where(mode=mode, last=True), tail)
+            yield from _end_claims(what, end, tail)
 
 
 def _exact_claims(name: str, rows: Rows) -> Claims:
@@ -219,8 +218,8 @@ def implied_share(row: Row) -> float:
 def tables(rows: Rows) -> Iterator[Table]:
     """Each network at the start and the end: degeneracy by Ritz values, exactly, by the bound."""
     header = "matrix | mode | epoch | degeneracy | one Ritz value | its ratio to λ₁ | exact"
-    for name in rows.distinct("network"):
-        part, lines = rows.where(network=name), kit.TableLines()
+    for name, part in rows.groups("network"):
+        lines = kit.TableLines()
         for curvature, words in WORDS.items():
             for mode in part.distinct("mode"):
                 for epoch in (0, max(part.values("epoch"))):
@@ -238,12 +237,10 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Degeneracy over epochs with the bound as a line, and the last spectra of the first seed."""
-    for name in rows.distinct("network"):
-        part = rows.where(network=name)
+    for name, part in rows.groups("network"):
         series = []
         for curvature, words in WORDS.items():
-            for mode in part.distinct("mode"):
-                chosen = part.where(curvature=curvature, mode=mode)
+            for mode, chosen in part.where(curvature=curvature).groups("mode"):
                 tail = ", train mode" if mode == "train" else ""
                 series.append(kit.curve(words + tail, chosen, "degeneracy"))
                 if chosen.values("zeros"):

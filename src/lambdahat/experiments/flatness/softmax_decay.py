@@ -176,8 +176,8 @@ def _rise(rows: Rows, name: str, low: float, high: float) -> Claim:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """The paper's table beside ours, then the variants."""
-    for variant in rows.distinct("variant"):
-        parts = {decay: rows.where(variant=variant, decay=decay) for decay in DECAYS}
+    for variant, part in rows.groups("variant"):
+        parts = {decay: part.where(decay=decay) for decay in DECAYS}
         lines = []
         for name, words in NAMES.items():
             pairs = zip(parts.values(), PUBLISHED[name].values(), strict=True)

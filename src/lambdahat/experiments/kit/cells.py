@@ -171,7 +171,7 @@ def over_seeds(rows: Rows, name: str) -> Reading:
 
 def by_seed(rows: Rows, statistic: Callable[[Rows], float]) -> Reading:
     """The mean over seeds of a number that is computed from the rows of each."""
-    return mean_of([statistic(rows.where(seed=seed)) for seed in rows.distinct("seed")])
+    return mean_of([statistic(part) for _, part in rows.groups("seed")])
 
 
 def means(rows: Rows, *names: str) -> list[str]:
@@ -183,8 +183,7 @@ def mean_lines(
     rows: Rows, by: str, *columns: str, label: str = "{}"
 ) -> tuple[tuple[str, ...], ...]:
     """The lines of a table: the values of a column, each with the means of others over seeds."""
-    groups = {value: rows.where(**{by: value}) for value in rows.distinct(by)}
-    return tuple((label.format(key), *means(part, *columns)) for key, part in groups.items())
+    return tuple((label.format(key), *means(part, *columns)) for key, part in rows.groups(by))
 
 
 def curve(label: str, rows: Rows, name: str, x: str = "epoch") -> Series:
