@@ -177,12 +177,10 @@ def llc_curve(
     value, kernel = settings.get(axis), settings.get("kernel")
     free = given is None or value is None
     require(free, axis, f"be left out where {axis}s are given", value)
-    named, cure = (
-        not isinstance(kernel, Kernel),
-        'give a name such as "hmc", and its settings apart',
-    )
-    expected = "be a name, since a kernel has its own nbeta and localization"
-    require(named, "kernel", expected, kernel, cure, TypeError)
+    if isinstance(kernel, Kernel):
+        expected = "be a name, since a kernel has its own nbeta and localization"
+        cure = 'give a name such as "hmc", and its settings apart'
+        raise TypeError(message("kernel", expected, kernel, cure))
     if nbetas is not None:
         return _over_nbeta(problem, nbetas, settings)
     return _over_localization(problem, localizations, settings)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, reduce
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,35 +78,45 @@ def half_squared_error(output: Tensor, target: Tensor) -> Tensor:
 
 def _linear_network(widths: tuple[int, ...], rank: int, samples: int, noise: float) -> KnownCase:
     """y = Tx + noise with T of rank r, at the balanced weights of least loss."""
+
+    def model(*weights: Tensor) -> nn.Module:
+        with torch.device("meta"):  # initialisation would draw from the global generator
+            layers = [nn.Linear(low, high, bias=False) for low, high in pairwise(widths)]
+        network = nn.Sequential(*layers)
+        named = {f"{index}.weight": weight for index, weight in enumerate(weights)}
+        network.load_state_dict(named, assign=True)
+        return network
+
     kind = "noisy" if noise else "exact"
     name = f"data-linear-{'-'.join(map(str, widths))}-r{rank}-{kind}"
     data = partial(_linear_data, name, widths, rank, samples, noise)
+    asymptotic = float(deep_linear(widths, rank))
+    return _gibbs_case(name, data, model, linear_network_expectation, asymptotic)
+
+
+def _gibbs_case(
+    name: str,
+    data: Callable[[], tuple[Any, Any, Any]],
+    model: Callable[..., nn.Module],
+    expectation: Callable[..., Estimate],
+    asymptotic: float,
+) -> KnownCase:
+    """A case whose truth is by block Gibbs; ``data`` returns pairs, statistics and w*."""
 
     def make() -> Problem:
         pairs, _, centre = data()
-        with torch.device("meta"):  # initialisation would draw from the global generator
-            layers = [nn.Linear(low, high, bias=False) for low, high in pairwise(widths)]
-        model = nn.Sequential(*layers)
-        weights = {f"{index}.weight": w.float() for index, w in enumerate(centre)}
-        model.load_state_dict(weights, assign=True)
-        return Problem(model, half_squared_error, pairs)
+        return Problem(model(*(weight.float() for weight in centre)), half_squared_error, pairs)
 
     @cache
     def truth(nbeta: float, localization: float) -> Estimate:
         _, statistics, centre = data()
-        settings = centre, *statistics, nbeta, localization
-        return _sweep_until_mixed(partial(linear_network_expectation, *settings))
+        for sweeps in SWEEPS:  # more of them only where the chains do not agree
+            estimate = expectation(centre, *statistics, nbeta, localization, sweeps)
+            if estimate.status.ok:
+                break
+        return estimate
 
-    return KnownCase(name, make, truth, float(deep_linear(widths, rank)))
-
-
-def _sweep_until_mixed(expectation: Callable[[int], Estimate]) -> Estimate:
-    """Run more sweeps only where the chains do not agree."""
-    for sweeps in SWEEPS:
-        estimate = expectation(sweeps)
-        if estimate.status.ok:
-            break
-    return estimate
+    return KnownCase(name, make, truth, asymptotic)
 
 
 @cache
@@ -174,20 +185,8 @@ def _factorization(shape: tuple[int, int], rank: int, width: int, samples: int) 
     """Noisy entries of a matrix of rank r, some seen more often, and u_i·v_j of width h."""
     name = f"data-factors-{shape[0]}x{shape[1]}-r{rank}-h{width}"
     data = partial(_entries, name, shape, rank, width, samples)
-
-    def make() -> Problem:
-        pairs, _, centre = data()
-        model = MatrixFactors(*(factor.float() for factor in centre))
-        return Problem(model, half_squared_error, pairs)
-
-    @cache
-    def truth(nbeta: float, localization: float) -> Estimate:
-        _, statistics, centre = data()
-        settings = centre, *statistics, nbeta, localization
-        return _sweep_until_mixed(partial(factorization_expectation, *settings))
-
     asymptotic = float(deep_linear((shape[1], width, shape[0]), rank))
-    return KnownCase(name, make, truth, asymptotic)
+    return _gibbs_case(name, data, MatrixFactors, factorization_expectation, asymptotic)
 
 
 @cache

@@ -733,11 +733,8 @@ def _draw_in_rounds(
     coarse: Coarse | None,
 ) -> SamplingRun:
     """Draw in rounds until the tolerance is met or the steps are taken."""
-    runner, kernel, parameters = (
-        collector.runner,
-        collector.kernel,
-        collector.problem.num_parameters,
-    )
+    runner, kernel = collector.runner, collector.kernel
+    parameters = collector.problem.num_parameters
     looks: list[dict[str, float]] = []
     least = -math.inf  # at least one round
     while (left := lengths.most - runner.gradients_spent - NOISE_LOOKS) >= least:
