@@ -90,8 +90,7 @@ def llc(
     each.
 
     Args:
-        problem: The problem, at the parameters w* to be measured;
-            ``problem.restrict("layers.0.*")`` for some of them.
+        problem: The problem, at w*; ``problem.restrict("layers.0.*")`` for some parameters.
         chains: Number of chains.
         seed: Seed of all randomness.
         draws: Number of draws per chain; by default as many as the tolerance takes.
@@ -107,8 +106,7 @@ def llc(
         tol: Standard error relative to the value to draw for; by default 3 % of max(λ̂, 1).
         max_gradients: Limit on the gradients of all chains, pilots included.
         mode: How chains run: "auto", "batched", "sequential", "processes" or "graph".
-        watch: A function of nβ(L − L*) of the draws so far, (chains, draws), that ends the sampling
-            by returning True.
+        watch: Called with nβ(L − L*) of the draws so far, (chains, draws); True ends the sampling.
         **options: Those of ``sample``: shared_batches, accumulate, baseline, bound, observables,
             averages, keep_parameters. With baseline "full" the value is read off losses over the
             whole data, a pass for each draw that ``cost`` does not count; with "both" it is the
@@ -118,8 +116,7 @@ def llc(
         λ̂ with its standard error, a status, γ, nβ, and its sensitivity to both.
 
     Raises:
-        ValueError: If a setting is out of range, or if ``max_gradients`` does not hold a pilot; the
-            message says what would do.
+        ValueError: If a setting is out of range, or ``max_gradients`` does not hold a pilot.
     """
     require_problem(problem)
     inverse, temperature, batch_size = _temperature(problem, nbeta, batch_size, kernel)

@@ -1,14 +1,10 @@
-"""Errors of functions of means over chains: the jackknife over stretches of them.
-
-Part of the data: the losses of single samples along a chain.
+"""Readings of chains: errors of functions of means, losses of single samples, other temperatures.
 
 The learning coefficient restricted to part of the data is ``llc(problem.subset(indices))``: as in
 the data-refined coefficient of Wang et al. (2024, "Differentiation and specialization of attention
 heads via the refined local learning coefficient"), the loss on that part is both what the chain
 samples and what is averaged, and n is its size. The centre need not be a minimum of it, and then
 the status says NOT_A_MINIMUM.
-
-Draws at one temperature as weighted draws at another.
 """
 
 from __future__ import annotations

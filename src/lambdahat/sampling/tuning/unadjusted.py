@@ -50,9 +50,7 @@ FEWEST_DRAWS = 8
 STABLE = 0.6
 NOISE_BIAS = 0.06  # of λ̂: what the noise of batches may add before it is taken off
 ABSORBED = 0.05  # friction per step that a thermostat may take on for the noise of batches
-# times at most that chains cool and the noise of batches is measured again, before the step is
-# settled
-COOLINGS = 3
+COOLINGS = 3  # times at most that chains cool and the noise of batches is measured again
 NEAR = 0.7, 1.3  # how far what the noise adds may be from what it may add, when it has settled
 NOISE_LOOKS = 4  # gradients at rest by which the noise of batches is measured, once per round
 # gradients at most besides the steps: looks at the noise and timed steps
