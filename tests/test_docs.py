@@ -115,6 +115,7 @@ def search_index(tmp_path_factory):
     return json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.documents
 def test_questions_find_their_pages_first(search_index):
     boosts = {"title": 1000.0, "text": 1.0}  # those of the theme's index
     for question, page in QUESTIONS.items():

@@ -71,7 +71,7 @@ def ends(tmp_path_factory):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=True,
     )
     return {(place, name): (code, text) for place, name, code, text in json.loads(done.stdout)}

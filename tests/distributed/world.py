@@ -7,6 +7,7 @@ is the reference.
 
 import copy
 import gc
+import importlib
 import json
 import os
 import signal
@@ -611,6 +612,8 @@ def exit_codes(processes):
 def main(folder, sizes=(1, 2, 4)):
     """Worlds one after another; beside them the ranks that fail, which wait most of the time."""
     torch.set_num_threads(1)
+    for name in ("arviz_stats.base", "torch._dynamo"):  # what every rank would import on its way
+        importlib.import_module(name)
     *failing, hung = forked(4, failing_rank, folder)
     codes = {str(size): exit_codes(forked(size, rank_of_a_world, folder)) for size in sizes}
     codes["failing"] = exit_codes(failing)

@@ -113,17 +113,17 @@ def test_large_graphs_are_counted_to_the_last_cluster(size, count):
 
 
 RANDOM = {
-    "Erdős–Rényi": nx.gnp_random_graph(300, 0.06, seed=1),
-    "Barabási–Albert": nx.barabasi_albert_graph(400, 5, seed=1),
-    "regular": nx.random_regular_graph(8, 250, seed=1),
-    "complete": nx.complete_graph(40),
-    "a large one": nx.gnp_random_graph(1500, 0.01, seed=2),
+    "Erdős–Rényi": lambda: nx.gnp_random_graph(300, 0.06, seed=1),
+    "Barabási–Albert": lambda: nx.barabasi_albert_graph(400, 5, seed=1),
+    "regular": lambda: nx.random_regular_graph(8, 250, seed=1),
+    "complete": lambda: nx.complete_graph(40),
+    "a large one": lambda: nx.gnp_random_graph(1500, 0.01, seed=2),
 }
 
 
 @pytest.mark.parametrize("made", RANDOM.values(), ids=RANDOM.keys())
 def test_a_graph_without_clusters_is_one(made):
-    found = clusters(graph(made))
+    found = clusters(graph(made()))
     assert found.rounded == 1
     assert next(iter(found.rivals.values())) > 0.5
     assert found.status.ok
@@ -327,14 +327,14 @@ def test_components_that_cannot_be_confirmed_are_a_lower_bound():
 @pytest.mark.parametrize(
     ("made", "count"),
     [
-        (nx.gnp_random_graph(3000, 0.01, seed=1), 1),
-        (nx.barabasi_albert_graph(3000, 5, seed=1), 1),
-        (nx.disjoint_union_all([nx.complete_graph(12)] * 300), 300),
+        (lambda: nx.gnp_random_graph(3000, 0.01, seed=1), 1),
+        (lambda: nx.barabasi_albert_graph(3000, 5, seed=1), 1),
+        (lambda: nx.disjoint_union_all([nx.complete_graph(12)] * 300), 300),
     ],
     ids=["Erdős–Rényi", "Barabási–Albert", "cliques"],
 )
 def test_large_graphs_without_other_clusters_are_confirmed(made, count):
-    found = clusters(graph(made))
+    found = clusters(graph(made()))
     assert (found.rounded, found.components, found.status) == (count, count, Status.CONVERGED)
     low, high = found.interval()
     assert low <= count <= high < math.inf
