@@ -98,8 +98,11 @@ def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
     """
     if isinstance(config, list):
         seeds = {cell.get("seed") for cell in config} - {None}
-        found = ((name, value) for cell in config for name, value in cell.items() if name != "seed")
-        yield from (pair for pair in found if pair[1] and _is_scalar(pair[1]))
+        settings = [
+            pair for cell in config for pair in cell.items() if pair[0] != "seed" and pair[1]
+        ]
+        parts = ((name, part) for name, value in settings for part in _configured_parts(value))
+        yield from (pair for pair in parts if _is_scalar(pair[1]))
         yield from [("seeds", len(seeds))] * bool(seeds)
     if not dataclasses.is_dataclass(config):
         return
