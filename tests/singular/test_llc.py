@@ -245,7 +245,8 @@ def test_the_sensitivity_is_that_of_a_quadratic(kernel, by_parameter):
     h, nbeta = [0.002, 0.005, 0.02, 0.05, 1.0], 1000.0
     gammas = [5.0, 20.0, 1.0, 50.0, 10.0] if by_parameter else [5.0] * 5
     gamma = torch.tensor(gammas, dtype=torch.float64) if by_parameter else 5.0
-    found = llc(bowl(h), nbeta=nbeta, localization=gamma, kernel=kernel, draws=1500)
+    draws = 1500 if kernel == "hmc" else 2500  # fewer are as exact where they are less alike
+    found = llc(bowl(h), nbeta=nbeta, localization=gamma, kernel=kernel, draws=draws)
     slope = sum(0.5 * nbeta * x * g / (nbeta * x + g) ** 2 for x, g in zip(h, gammas, strict=True))
     by_gamma, by_nbeta = found.sensitivity.localization, found.sensitivity.nbeta
     assert abs(float(by_gamma) + slope) < 4 * by_gamma.stderr + 0.02 * slope
