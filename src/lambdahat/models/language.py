@@ -40,9 +40,7 @@ class LSTMLanguageModel(nn.Module):
         widths = [embedding, *[hidden] * (layers - 1), embedding]
         self.dropout, self.fused = dropout, fused
         self.embedding = nn.Embedding(vocabulary, embedding)
-        self.layers = nn.ModuleList(
-            nn.LSTM(inputs, outputs, batch_first=True) for inputs, outputs in pairwise(widths)
-        )
+        self.layers = nn.ModuleList(nn.LSTM(*pair, batch_first=True) for pair in pairwise(widths))
         self.bias = nn.Parameter(torch.empty(vocabulary))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -155,10 +153,8 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part in self.project(x).chunk(3, dim=2)
-        )
+        parts = self.project(x).chunk(3, dim=2)
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
         rate = self.dropout if self.training else 0.0
         if self.fused:
             mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
@@ -178,12 +174,8 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.attention = Attention(width, heads, dropout, fused)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
-            nn.GELU("tanh"),
-            nn.Linear(4 * width, width),
-        )
+        inner = (nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(nn.LayerNorm(width), *inner)
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

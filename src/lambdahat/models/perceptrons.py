@@ -9,7 +9,13 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import (
+    require,
+    require_choice,
+    require_count,
+    require_number,
+    require_positive,
+)
 from lambdahat.models.initial import initialize
 from lambdahat.models.model_registry import register_model
 
@@ -66,9 +72,7 @@ def deep_linear(sizes: Sequence[int], bias: bool = False, seed: int = 0) -> nn.S
     """
     _require_sizes(sizes)
     with torch.device("meta"):
-        model = nn.Sequential(
-            *(nn.Linear(inputs, outputs, bias=bias) for inputs, outputs in pairwise(sizes))
-        )
+        model = nn.Sequential(*(nn.Linear(n, m, bias=bias) for n, m in pairwise(sizes)))
     initialize(model, seed, "deep_linear")
     return model
 
@@ -144,14 +148,9 @@ def xor_network(
     322
     """
     require_count(width, "width")
-    return _drawn(
-        [nn.Linear(2, width, device="meta")],
-        nn.Linear(width, 2, device="meta"),
-        activation,
-        variance,
-        dropout,
-        seed,
-    )
+    hidden: list[nn.Module] = [nn.Linear(2, width, device="meta")]
+    output = nn.Linear(width, 2, device="meta")
+    return _thesis_network(hidden, output, activation, variance, dropout, seed)
 
 
 def xord_network(
@@ -170,17 +169,13 @@ def xord_network(
     """
     require_count(pairs, "pairs")
     require_count(width, "width")
-    hidden = [
-        nn.Unflatten(1, (1, 2 * pairs)),
-        nn.Conv1d(1, width, 2, stride=2, device="meta"),
-        nn.Flatten(),
-    ]
-    return _drawn(
-        hidden, nn.Linear(pairs * width, 1, device="meta"), activation, variance, dropout, seed
-    )
+    filters = nn.Conv1d(1, width, 2, stride=2, device="meta")
+    hidden = [nn.Unflatten(1, (1, 2 * pairs)), filters, nn.Flatten()]
+    output = nn.Linear(pairs * width, 1, device="meta")
+    return _thesis_network(hidden, output, activation, variance, dropout, seed)
 
 
-def _drawn(
+def _thesis_network(
     hidden: list[nn.Module],
     output: nn.Module,
     activation: str,
@@ -189,7 +184,7 @@ def _drawn(
     seed: int,
 ) -> nn.Sequential:
     kind = ACTIVATIONS[require_choice(activation, "activation", ACTIVATIONS)]
-    require(0 <= dropout < 1, "dropout", "lie in [0, 1)", repr(dropout))
+    require_number(dropout, "dropout", "[0, 1)")
     model = nn.Sequential(*hidden, kind(), *([nn.Dropout(dropout)] if dropout else []), output)
     draw_weights(model, variance, seed)
     return model

@@ -26,9 +26,8 @@ class Bottleneck(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+            projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
         self.activation = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,9 +74,8 @@ def resnext29(
     first = require_count(cardinality, "cardinality") * require_count(base_width, "base_width")
     with torch.device("meta"):
         stages = [(first * 2**i, 256 * 2**i, 3, 1 if i == 0 else 2) for i in range(3)]
-        model = nn.Sequential(
-            *_stem("cifar", channels), *_stages(64, stages, cardinality), *_head(1024, classes)
-        )
+        blocks = _stages(64, stages, cardinality)
+        model = nn.Sequential(*_stem("cifar", channels), *blocks, *_head(1024, classes))
     initialize(model, seed, f"resnext29_{cardinality}x{base_width}d", he)
     return model
 
@@ -86,9 +84,8 @@ def _resnet(
     counts: Sequence[int], channels: int, classes: int, stem: str, seed: int, name: str
 ) -> nn.Sequential:
     with torch.device("meta"):
-        stages = [
-            (64 * 2**i, 256 * 2**i, count, 1 if i == 0 else 2) for i, count in enumerate(counts)
-        ]
+        places = enumerate(counts)
+        stages = [(64 * 2**i, 256 * 2**i, count, 1 if i == 0 else 2) for i, count in places]
         model = nn.Sequential(*_stem(stem, channels), *_stages(64, stages), *_head(2048, classes))
     initialize(model, seed, name, he)
     return model
@@ -219,9 +216,8 @@ def wide_resnet(
         inputs = 16
         for outputs, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
             for block in range(blocks):
-                layers.append(
-                    WideBlock(inputs, outputs, stride if block == 0 else 1, bias, dropout)
-                )
+                own = stride if block == 0 else 1
+                layers.append(WideBlock(inputs, outputs, own, bias, dropout))
                 inputs = outputs
         norm = (nn.BatchNorm2d(inputs), nn.ReLU())
         model = nn.Sequential(*layers, *norm, *_head(inputs, classes))

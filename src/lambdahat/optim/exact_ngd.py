@@ -133,9 +133,7 @@ class ExactNGD(ObservingDescent):
         step = self._solve(whole).to(whole)
         self.update_norm = torch.linalg.vector_norm(step)
         steps = zip(parameters, step.split([p.numel() for p in parameters]), strict=True)
-        return {
-            parameter: part.view_as(parameter) for parameter, part in steps if parameter in found
-        }
+        return {p: part.view_as(p) for p, part in steps if p in found}
 
     def _solve(self, gradient: Tensor) -> Tensor:
         if self.solver == "dense":

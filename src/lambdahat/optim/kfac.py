@@ -462,10 +462,8 @@ class KFAC(Descent):
 
         assert problem.model is not None
         modules = dict(problem.model.named_modules())
-        handles = [
-            modules[layer.name].register_forward_hook(keep(index), with_kwargs=True)
-            for index, layer in enumerate(self.layers)
-        ]
+        layers = enumerate(modules[layer.name] for layer in self.layers)
+        handles = [layer.register_forward_hook(keep(i), with_kwargs=True) for i, layer in layers]
         try:
             return problem.output(parameters, batch), calls
         finally:

@@ -194,7 +194,7 @@ class NGD(Optimizer):
     @property
     def update_norm(self) -> Tensor:
         """‖F_s⁻¹∇L‖ of the last step, without momentum and rate; 0 before the first."""
-        powers = [power for group in self._groups for power in group.powers]
+        powers = [batch.power for group in self._groups for batch in group.batches]
         return torch.cat(powers).sum().sqrt() if powers else torch.zeros(())
 
     @torch.no_grad()
@@ -207,7 +207,8 @@ class NGD(Optimizer):
             active = [parameter for parameter in settings["params"] if parameter.grad is not None]
             if not self._groups[index].fits(active):
                 self._groups[index] = _Group(active, self)
-            self._groups[index].step(settings)
+            for batch in self._groups[index].batches:
+                batch.step(settings)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -268,13 +269,9 @@ class _Stack:
         """The gradients (S, *shape)."""
         if self.gradient is not None:
             return self.gradient
-        gradients = _gradients(self.parameters)
+        gradients: list[Any] = [parameter.grad for parameter in self.parameters]
         found = gradients[0].unsqueeze(0) if len(gradients) == 1 else torch.stack(gradients)
         return found.to(self.dtype)
-
-
-def _gradients(parameters: list[Tensor]) -> list[Tensor]:
-    return [parameter.grad for parameter in parameters]  # type: ignore[misc]
 
 
 class _Batch:
@@ -302,8 +299,16 @@ class _Batch:
         age = self.states[0]["step"]
         now = updating(age, settings["period"])
         if self.places:
-            torch._foreach_copy_(self.places, _gradients(self.parameters))
-        self._set_rate(settings["lr"])
+            gradients: list[Any] = [parameter.grad for parameter in self.parameters]
+            torch._foreach_copy_(self.places, gradients)
+        # recorded steps read the rate from there; a number that has not changed is there already
+        lr = settings["lr"]
+        if isinstance(lr, Tensor):
+            self._lr.copy_(lr)
+            self._rate = math.nan
+        elif lr != self._rate:
+            self._lr.fill_(lr)
+            self._rate = lr
         if age:
             fixed = tuple(settings[name] for name in CONSTANTS)
             self._replay((now, fixed), lambda: self._work(settings, now))
@@ -317,15 +322,6 @@ class _Batch:
         for state in self.states:
             state["step"] = age + 1
 
-    def _set_rate(self, lr: float | Tensor) -> None:
-        """Where recorded steps read it; a number that has not changed is there already."""
-        if isinstance(lr, Tensor):
-            self._lr.copy_(lr)
-            self._rate = math.nan
-        elif lr != self._rate:
-            self._lr.fill_(lr)
-            self._rate = lr
-
     def _work(self, settings: dict[str, Any], now: bool) -> None:
         gradients, decay = [stack.gathered() for stack in self.stacks], settings["weight_decay"]
         if decay and settings["decoupled"]:
@@ -336,7 +332,10 @@ class _Batch:
                 decayed = torch._foreach_add(parts, stack.parameters, alpha=decay)
                 gradients[index] = torch.stack(decayed)
         fishers = [stack.fishers for stack in self.stacks]
-        found = natural_gradients(fishers, gradients, rule_of(settings), now)
+        floors = settings["delta"], settings["epsilon"]
+        smoothing = Smoothing(float(settings["alpha"]), settings["eta"], *floors)
+        rule = Preconditioning(smoothing, settings["rank"], settings["rescale"])
+        found = natural_gradients(fishers, gradients, rule, now)
         self.power.copy_(found.powers)
         tensors = [tensor for stack in found.tensors for tensor in stack.unbind()]
         self._move(tensors, found.factors, settings["momentum"])
@@ -373,12 +372,7 @@ class _Group:
                 )
             age = optimizer.state[parameter].setdefault("step", 0)
             kinds.setdefault((age, parameter.device, parameter.dtype), []).append(parameter)
-        self._batches = [_Batch(members, optimizer) for members in kinds.values()]
-
-    @property
-    def powers(self) -> list[Tensor]:
-        """The squared norms of the last step's preconditioned gradients."""
-        return [batch.power for batch in self._batches]
+        self.batches = [_Batch(members, optimizer) for members in kinds.values()]
 
     def fits(self, parameters: list[Tensor]) -> bool:
         """Whether these are the parameters that were stacked, where they were."""
@@ -386,15 +380,3 @@ class _Group:
             return False
         pairs = zip(parameters, self.parameters, self._places, strict=True)
         return all(one is other and one.data_ptr() == place for one, other, place in pairs)
-
-    def step(self, settings: dict[str, Any]) -> None:
-        """One step of all its parameters."""
-        for batch in self._batches:
-            batch.step(settings)
-
-
-def rule_of(settings: dict[str, Any]) -> Preconditioning:
-    """The preconditioning that a parameter group asks for."""
-    floors = settings["delta"], settings["epsilon"]
-    smoothing = Smoothing(float(settings["alpha"]), settings["eta"], *floors)
-    return Preconditioning(smoothing, settings["rank"], settings["rescale"])

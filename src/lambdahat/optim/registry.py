@@ -81,11 +81,8 @@ def require_options(
         require_like(value, known[option].default, option, str(known[option].annotation))
         if option == "lr":
             require(value != math.inf, option, "be a finite number", "inf")
-    missing = [
-        key
-        for key, value in known.items()
-        if value.default is inspect.Parameter.empty and key not in options
-    ]
+    required = [key for key, value in known.items() if value.default is inspect.Parameter.empty]
+    missing = [key for key in required if key not in options]
     if missing:
         raise ValueError(
             f"options of {name!r} must include {', '.join(missing)}, got"

@@ -135,9 +135,8 @@ def absolute_product(product: Product, vectors: list[Tensor], depth: int) -> lis
     if not length > 0:
         return [torch.zeros_like(vector) for vector in vectors]
     found = lanczos(_Flat(product, vectors), flat, min(depth, len(flat)), task="|H|θ")
-    values, rotation = torch.linalg.eigh(
-        torch.diag(found.alpha) + torch.diag(found.beta, 1) + torch.diag(found.beta, -1)
-    )
+    off = torch.diag(found.beta, 1)
+    values, rotation = torch.linalg.eigh(torch.diag(found.alpha) + off + off.T)
     weights = rotation @ (values.abs() * rotation[0])
     return shaped(length * (found.basis @ weights.to(found.basis)), vectors)
 

@@ -71,9 +71,8 @@ class SpectralSGD(ObservingDescent):
         first = self.param_groups[0]
         operator = CURVATURES[self.curvature](problem)
         depth = min(self.depth, problem.num_parameters)
-        low, high = curvature_range(
-            spectrum(operator, depth, seed=derived_seed(self.seed, "spectral sgd", first["step"]))
-        )
+        seed = derived_seed(self.seed, "spectral sgd", first["step"])
+        low, high = curvature_range(spectrum(operator, depth, seed=seed))
         for group in self.param_groups:
             group["rate"], group["momentum"] = best_rate_and_momentum(low, high, group["nesterov"])
         first["observed"] = first["step"]

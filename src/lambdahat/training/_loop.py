@@ -107,7 +107,14 @@ class FitParts:
     folder: Any
 
     def __post_init__(self) -> None:
-        self._require_optimizer()
+        example = "such as torch.optim.SGD(model.parameters(), lr=0.1)"
+        kind = torch.optim.Optimizer
+        require_type(self.optimizer, kind, "optimizer", "be a torch.optim.Optimizer", example)
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "optimizer must step without a closure, got LBFGS; it evaluates the loss many times"
+                " a step"
+            )
         if self.schedule is not None:
             self._require_schedule()
         _require_all(self.regularizers, "regularizers", ("add_to", "needs_product"))
@@ -132,16 +139,6 @@ class FitParts:
         if self.validation is None:
             self._require_no_validation()
         self.folder = None if self.folder is None else Path(self.folder)
-
-    def _require_optimizer(self) -> None:
-        example = "such as torch.optim.SGD(model.parameters(), lr=0.1)"
-        kind = torch.optim.Optimizer
-        require_type(self.optimizer, kind, "optimizer", "be a torch.optim.Optimizer", example)
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "optimizer must step without a closure, got LBFGS; it evaluates the loss many times"
-                " a step"
-            )
 
     def _require_schedule(self) -> None:
         steps = callable(getattr(self.schedule, "step", None))
@@ -314,6 +311,8 @@ class Trainer:
         self.problem, self.settings, self.parts = problem, settings, parts
         self.optimizer, self.schedule = parts.optimizer, parts.schedule
         self.averaging, self.early_stopping = parts.averaging, parts.early_stopping
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+        self._plateau = isinstance(parts.schedule, plateau)
         self.trackers = list(parts.trackers)
         self.folder = parts.folder
         self.loggers: list[Any] = []
@@ -361,10 +360,8 @@ class Trainer:
             self._restore_best()
         status = Status.TRAINING_DIVERGED if self.ended == "diverged" else Status.CONVERGED
         place = "" if self.folder is None else str(self.folder)
-        run = Run(
-            *(tuple(self.metrics.rows), self.ended, self.best.row, self.averaged),
-            *(place, self.about, status),
-        )
+        rows = tuple(self.metrics.rows)
+        run = Run(rows, self.ended, self.best.row, self.averaged, place, self.about, status)
         if self.folder is not None:
             average = self._averaged_model()
             if average is not None:
@@ -507,10 +504,6 @@ class Trainer:
             self.schedule.step()
         if self.averaging is not None and self.averaging.unit == unit:
             self.averaging.update()
-
-    @property
-    def _plateau(self) -> bool:
-        return isinstance(self.schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
     def _end_step(self) -> None:
         """Measure what is due every few steps, and write a checkpoint within the epoch."""

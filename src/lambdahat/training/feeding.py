@@ -108,7 +108,13 @@ class Feed:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
         """The steps of one epoch from ``start`` on; a step's samples do not depend on ``start``."""
-        for step, group in enumerate(self._groups(epoch, start), start=start):
+        if self._columns is not None:
+            groups = self._from_columns(epoch, start, self.batch_size or 1)
+        elif self._dataset is not None:
+            groups = _grouped(self._from_dataset(epoch, start), self.accumulate)
+        else:
+            groups = islice(_grouped(self._own(epoch), self.accumulate), start, None)
+        for step, group in enumerate(groups, start=start):
             yield [self._augmented(batch, epoch, step, part) for part, batch in enumerate(group)]
 
     def sample(self, count: int, *names: object) -> Any:
@@ -119,13 +125,6 @@ class Feed:
         if self._columns is not None:
             return self._take(indices.to(_home(self._columns))).data
         return concatenate([batch.data for batch in self.problem.batches.subset(indices)])
-
-    def _groups(self, epoch: int, start: int) -> Iterator[list[Batch]]:
-        if self._columns is not None:
-            return self._from_columns(epoch, start, self.batch_size or 1)
-        if self._dataset is not None:
-            return _grouped(self._from_dataset(epoch, start), self.accumulate)
-        return islice(_grouped(self._own(epoch), self.accumulate), start, None)
 
     def _from_columns(self, epoch: int, start: int, size: int) -> Iterator[list[Batch]]:
         order = epoch_order(self.seed, epoch, self.num_samples).to(_home(self._columns))

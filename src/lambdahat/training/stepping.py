@@ -83,27 +83,22 @@ class TrainingSubject:
 
     @torch.no_grad()
     def _met(self, loss: Loss | None, output: Any, target: Any) -> tuple[Tensor, Tensor]:
-        hits, counted = self._hits(loss, output, target)
-        if hits is None:
-            return torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        if counted is not None:
-            return hits.sum(), counted.sum()
-        return hits.sum(), torch.full((), float(hits.numel()), device=self.device)
-
-    def _hits(
-        self, loss: Loss | None, output: Any, target: Any
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Which targets are predicted, and which count (None: all)."""
+        """How many targets are predicted, of how many; 0 of 0 where accuracy is undefined."""
+        tensors = isinstance(output, Tensor) and isinstance(target, Tensor)
         if self._judge is not None:
-            return self._judge(output, target).bool(), None
-        if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
-            return None, None
-        if loss is not None and loss.name == "bce_with_logits":
-            return (output > 0) == (target > 0.5), None
-        if target.is_floating_point() or output.ndim != target.ndim + 1:
-            return None, None
-        kept = target != getattr(loss, "ignored", IGNORE)
-        return (output.argmax(dim=_class_dimension(loss, output, target)) == target) & kept, kept
+            hits = self._judge(output, target).bool()
+        elif tensors and loss is not None and loss.name == "bce_with_logits":
+            hits = (output > 0) == (target > 0.5)
+        elif not tensors or target.is_floating_point() or output.ndim != target.ndim + 1:
+            return torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        else:
+            classes = getattr(loss, "classes", None)
+            if classes is None:  # not settled by the loss: where only that dimension fits
+                fits = (output.shape[0], *output.shape[2:]) == tuple(target.shape)
+                classes = 1 if fits else -1
+            kept = target != getattr(loss, "ignored", IGNORE)
+            return ((output.argmax(dim=int(classes)) == target) & kept).sum(), kept.sum()
+        return hits.sum(), torch.full((), float(hits.numel()), device=self.device)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back values by name, in place."""
@@ -141,14 +136,6 @@ def modes(model: nn.Module | None, training: bool) -> Iterator[None]:
     finally:
         for layer, was in before:
             layer.training = was
-
-
-def _class_dimension(loss: Loss | None, output: Tensor, target: Tensor) -> int:
-    """Where the classes are: as the loss has settled, or where only that dimension fits."""
-    settled = getattr(loss, "classes", None)
-    if settled is not None:
-        return int(settled)
-    return 1 if (output.shape[0], *output.shape[2:]) == tuple(target.shape) else -1
 
 
 Norm = Callable[[list[Tensor]], Tensor]  # of all tensors as one vector
@@ -444,8 +431,13 @@ class Stepper:
         return sums, graphs
 
     def _norms(self, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The norms of update and gradient, and 1; all 0 if the scaled gradient overflowed."""
-        update, one = _update_norm(self.optimizer, norm).double(), torch.ones_like(norm)
+        """The norms of update and gradient, and 1; all 0 if the scaled gradient overflowed.
+
+        An update is the preconditioned gradient if the optimiser has one, else the gradient.
+        """
+        own = [getattr(inner, "update_norm", None) for inner in chain(self.optimizer)]
+        update = next((each for each in own if isinstance(each, Tensor)), norm).double()
+        one = torch.ones_like(norm)
         if self.scaler is None:
             return update, norm, one
         taken, zero = torch.isfinite(norm), torch.zeros_like(norm)
@@ -504,12 +496,6 @@ def chain(optimizer: Any) -> Iterator[Any]:
 
 def _ratio(total: float, count: float) -> float:
     return total / count if count else float("nan")
-
-
-def _update_norm(optimizer: Any, gradient_norm: Tensor) -> Tensor:
-    """The norm of the preconditioned gradient if the optimiser has one, else of the gradient."""
-    found = (getattr(inner, "update_norm", None) for inner in chain(optimizer))
-    return next((norm for norm in found if isinstance(norm, Tensor)), gradient_norm)
 
 
 def joint_norm(tensors: list[Tensor]) -> Tensor:
