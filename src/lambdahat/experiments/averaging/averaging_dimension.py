@@ -141,7 +141,8 @@ def claims(rows: Rows) -> Claims:
         sentence = f"the gain rises with P: {words} (points for each decade)"
         test = {"reading": slopes(sizes, column), "unit": " points", "unmet": unmet[column]}
         said.add(sentence, where, printed if first else "", **test, own=not first)
-    said.add(*text["ranks"], slopes(sizes, "best gain", _rank), unmet=unmet["best gain"], own=True)
+    ranks = slopes(sizes, "best gain", lambda x, y: kit.correlation(x, y).value)
+    said.add(*text["ranks"], ranks, unmet=unmet["best gain"], own=True)
     grown = Rows([{**row, "log gain": math.log10(max(row["gain"], 1e-12))} for row in made])
     reading = slopes(_log(grown, "dimension"), "log gain")
     said.add(*text["quadratic"], reading, "within", 1.0, 0.1, general=True)
@@ -167,10 +168,6 @@ def _log(rows: Rows, place: str) -> Rows:
 def _slope(x: Sequence[float], y: Sequence[float]) -> float:
     """By least squares; of two points too."""
     return float(np.polyfit(x, y, 1)[0]) if len(set(x)) > 1 else math.nan
-
-
-def _rank(x: Sequence[float], y: Sequence[float]) -> float:
-    return kit.correlation(x, y).value
 
 
 def slopes(rows: Rows, column: str, statistic: Statistic = _slope) -> Reading:

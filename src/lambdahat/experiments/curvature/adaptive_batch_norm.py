@@ -73,9 +73,8 @@ def tables(rows: Rows) -> Iterator[Table]:
         readings = kit.means(chosen, "training error", "error", "largest")
         diverged = str(sum(chosen.values("diverged")))
         lines.add(key[0], *(f"{value:g}" for value in key[1:]), *readings, diverged)
-    header = kit.split_header(
-        "optimiser | α | δ | γ | training error, % | validation error, % | λ₁ | diverged"
-    )
+    errors = "training error, % | validation error, %"
+    header = kit.split_header(f"optimiser | α | δ | γ | {errors} | λ₁ | diverged")
     yield Table(f"{part[0]['network']}, {part[0]['data']}", header, tuple(lines))
 
 

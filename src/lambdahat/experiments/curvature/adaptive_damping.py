@@ -137,21 +137,20 @@ def charts(rows: Rows) -> Iterator[Chart]:
     for optimizer, source in (("KFAC", "Figure 6.5"), ("Adam", "Figure 6.6")):
         shown = [key for key in keys(rows) if key[0] in (optimizer, "SGD")]
         for column, words in (("training error", "Training error"), ("error", "Validation error")):
-            series = tuple(kit.curve(_label(key), at(rows, key, "epoch"), column) for key in shown)
+            series = []
+            for key in shown:
+                label = f"{key[0]}, α = {key[1]:g}" + (f", δ = {key[2]:g}" if key[2] else "")
+                series.append(kit.curve(label, at(rows, key, "epoch"), column))
             title = f"{words}, {optimizer}"
-            yield Chart(title, "epoch", f"{column}, %", series, source=source)
+            yield Chart(title, "epoch", f"{column}, %", tuple(series), source=source)
     for column, words in (
         ("largest", "λ₁ at the end"),
         ("error", "Validation error at the end, %"),
     ):
         axes, source = ("damping δ", words), "Tables 6.1 and 6.2"
-        series, log = _over_damping(rows, column), column == "largest"
-        title = f"{words} over damping"
-        yield Chart(title, *axes, series, x_log=True, y_log=log, source=source)
-
-
-def _label(key: Key) -> str:
-    return f"{key[0]}, α = {key[1]:g}" + (f", δ = {key[2]:g}" if key[2] else "")
+        title, log = f"{words} over damping", column == "largest"
+        over = _over_damping(rows, column)
+        yield Chart(title, *axes, over, x_log=True, y_log=log, source=source)
 
 
 def _over_damping(rows: Rows, column: str) -> tuple[Series, ...]:

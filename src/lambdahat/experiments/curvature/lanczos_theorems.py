@@ -200,7 +200,7 @@ def claims(rows: Rows) -> Claims:
         ("weight gap", "leaves the weights of the Ritz values"),
     ):
         sentence = f"H → −H + μI {words}, and so learns nothing new (at worst)"
-        worst = _exact(max(rows.where(part="shift").values(name)))
+        worst = Reading(max(rows.where(part="shift").values(name)), 0.0)
         found.add(sentence, "Theorem 7", "exactly", worst, "below", NEW)
     known, doubtful = (rows.where(part="top", spectrum=name) for name in SPECTRA)
     text = kit.claim_texts("""
@@ -235,7 +235,7 @@ def _add_table(found: Claims, rows: Rows) -> None:
         # distances of our terms to the printed ones
         misses = [abs(math.log10(row[name] / row[f"{name[0]} printed"])) for row in rows]
         test = "below", DIGITS
-        found.add(*text[name], _exact(max(misses)), *test, unit=" decades", own=name == "R")
+        found.add(*text[name], Reading(max(misses), 0.0), *test, unit=" decades", own=name == "R")
     edges = {(row["ratio"], row["depth"]): math.log10(row["R"] / row["L"]) for row in rows}
     ratios, depths = list(pairwise(sorted(PRINTED, reverse=True))), list(pairwise(DEPTHS))
     growth = (edges[ratio, more] - edges[ratio, few] for ratio in PRINTED for few, more in depths)
@@ -243,11 +243,7 @@ def _add_table(found: Claims, rows: Rows) -> None:
         edges[wide, depth] - edges[narrow, depth] for depth in DEPTHS for wide, narrow in ratios
     )
     for key, values in (("below", edges.values()), ("growth", growth), ("loss", loss)):
-        found.add(*text[key], _exact(min(values)))
-
-
-def _exact(value: float) -> Reading:
-    return Reading(value, 0.0)
+        found.add(*text[key], Reading(min(values), 0.0))
 
 
 def _add_measured(found: Claims, rows: Rows) -> None:
@@ -262,7 +258,7 @@ def _add_measured(found: Claims, rows: Rows) -> None:
         part = rows.where(method=name)
         over = max(math.log10(row["error"] / max(row["bound"], ROUNDING)) for row in part)
         sentence = f"the error of {name} is within its bound (largest log₁₀ of error over bound)"
-        found.add(sentence, theorem, "a bound", _exact(over), "below", 1e-6)
+        found.add(sentence, theorem, "a bound", Reading(over, 0.0), "below", 1e-6)
 
 
 def _add_top(found: Claims, rows: Rows, what: str) -> None:
