@@ -14,10 +14,10 @@ export NO_MKDOCS_2_WARNING := 1
 demo: .venv/.dev ## The NGD paper in miniature, on digits; writes demo-output/
 	$(BIN)/lambdahat demo --out demo-output
 
-# Not quietly: mkdocs counts no warnings as failures under --quiet.
-test: check ## Style, types, layering, tests, documentation
+# Types and documentation take one core each.
+test: .venv/.dev ## Style, types, layering, documentation, tests
+	$(MAKE) --jobs 2 check docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=25 --doctest-modules src tests
-	$(BIN)/mkdocs build --strict
 
 check: .venv/.dev ## Style, types, layering
 	$(BIN)/ruff check .
@@ -25,6 +25,7 @@ check: .venv/.dev ## Style, types, layering
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Not quietly: mkdocs counts no warnings as failures under --quiet.
 docs: .venv/.dev ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
