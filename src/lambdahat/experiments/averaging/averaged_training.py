@@ -83,7 +83,7 @@ def family(name: str) -> str:
 
 
 def parameters_of(model: nn.Module) -> int:
-    """P."""
+    """The number of parameters of a network."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -94,7 +94,7 @@ class AveragePlan(NamedTuple):
     every: int
 
     def due(self, step: int) -> bool:
-        """Whether the iterate after so many steps is one of them."""
+        """Whether the iterate after ``step`` steps is averaged."""
         return step >= max(self.start, 1) and (step - self.start) % self.every == 0
 
 
@@ -115,7 +115,7 @@ class Averages:
     def measure(
         self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
     ) -> dict[str, float]:
-        """Add the iterate to the averages whose turn it is; nothing goes into the run's rows."""
+        """Add the iterate to the averages that are due; the run's rows get nothing."""
         params = [p for group in optimizer.param_groups for p in group["params"]]
         for plan in self.plans:
             if not plan.due(step):
@@ -128,7 +128,7 @@ class Averages:
         return {}
 
     def take(self, others: Averages) -> bool:
-        """Become the averages that others kept of the same run; whether they kept all of them."""
+        """Copy the averages that ``others`` kept of the same run; False if one is missing."""
         if not set(self.plans) <= set(others.plans):
             return False
         self.counts = {plan: others.counts[plan] for plan in self.plans}
@@ -163,7 +163,7 @@ FINAL = {"linear": 0.01, "averaging": 0.5}  # last rate over first, as in the th
 
 
 def averages(name: str) -> bool:
-    """Whether the optimiser of a name ends with the average of its iterates."""
+    """Whether an optimiser, by its name, returns the average of its iterates."""
     return name.removesuffix(LOOKAHEAD).removesuffix(AUTO) in BASES
 
 
@@ -262,7 +262,7 @@ _kept: dict[str, tuple[Trained, dict[str, Tensor], Averages]] | None = None
 
 @dataclass(frozen=True)
 class AveragedTask:
-    """A network with the loss on its training data, and batches that are held out."""
+    """A network, the loss on its training data, and held-out batches."""
 
     model: nn.Module
     problem: Problem
@@ -280,7 +280,7 @@ class AveragedTask:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run: a row per epoch, and the optimiser's network, averaged where it averages."""
+    """A finished run: a row per epoch, and the trained network or the average of its iterates."""
 
     rows: list[Row]
     solution: nn.Module
@@ -306,7 +306,7 @@ def image_task(cell: Cell, device: str, start: int | None = None) -> AveragedTas
 
 
 def training_of(cell: Cell) -> str:
-    """A key of the settings that decide a training run, shared by cells that measure otherwise."""
+    """A key of the settings that determine a training run; cells may measure different things."""
     return key_of({name: value for name, value in cell.items() if name not in MEASURED})
 
 
@@ -325,7 +325,7 @@ def sharing_runs() -> Iterator[None]:
 
 
 def train(cell: Cell, task: AveragedTask, averages: Averages | None = None) -> Trained:
-    """Train a task's network in place as the cell says, with ``averages`` beside it."""
+    """Train a task's network in place as the cell says, and keep ``averages`` of its iterates."""
     averages = Averages([]) if averages is None else averages
     key = training_of(cell)
     shared = None if _kept is None else _kept.get(key)
@@ -361,7 +361,7 @@ def _train(cell: Cell, task: AveragedTask, trackers: Sequence[Any]) -> Trained:
 
 
 def _epoch(row: Any, seen: Row) -> Row:
-    """An epoch in our words; "accuracy" and "loss" are the average's from when there is one."""
+    """The row of an epoch; "accuracy" and "loss" are those of the average once there is one."""
     averaged = "average_validation_loss" in row
     kind = "average_validation" if averaged else "validation"
     norm, rate = row["norm"], row["learning_rate"]
@@ -401,7 +401,7 @@ def top_accuracy(model: nn.Module, batches: Batches, top: int = 1) -> float:
 
 
 def size_of(task: AveragedTask) -> Row:
-    """P, for tables."""
+    """The number of parameters as a column of a row."""
     return {"parameters": parameters_of(task.model)}
 
 
@@ -425,7 +425,7 @@ def mean(rows: Rows, name: str) -> Reading:
 
 
 def change(rows: Rows, after: str, before: str) -> Reading:
-    """One column less another of the same rows, over networks and seeds."""
+    """The difference of two columns of the same rows, over networks and seeds."""
     return kit.paired_difference(pairs(rows, after), pairs(rows, before))
 
 
@@ -445,7 +445,7 @@ def comparison(
     read: Callable[[Rows, Rows, str], Reading] = gap,
     unmet: Callable[..., str] | None = None,
 ) -> dict[str, Any]:
-    """Reading, unit and condition of a claim that sets one run against another."""
+    """Reading, unit and condition of a claim that compares two runs."""
     reason = (unmet or unready)(upper, lower)
     unit = " decades" if read is decades else " points"
     return {"reading": read(upper, lower, column), "unit": unit, "unmet": reason}
@@ -459,7 +459,7 @@ def against_best(of: dict[str, Rows], name: str, column: str = "accuracy") -> tu
 
 
 def tuned_start(averages: Rows, name: str, lowest: bool = False) -> dict[Any, float]:
-    """A column at the start of averaging that is best for the other seeds."""
+    """A column for each seed, at the start of averaging that is best for the other seeds."""
     seeds, best = averages.distinct("seed"), min if lowest else max
     out: dict[Any, float] = {}
     for seed in seeds:
@@ -480,12 +480,12 @@ SETTLED = 1.0  # points that the iterates may still gain while they are averaged
 
 
 def unready(*parts: Rows) -> str:
-    """Why runs cannot be compared by their accuracy; each part has the ends of one setting."""
+    """Why the accuracies of runs cannot be compared, or ""; each part is the end of one setting."""
     return unlearnt(*parts) or saturated(*parts) or unsettled(*parts)
 
 
 def unlearnt(*parts: Rows) -> str:
-    """A run whose held-out accuracy is less than twice that of a guess."""
+    """Names a run whose held-out accuracy is less than twice chance, or ""."""
     for part in parts:
         accuracy = kit.over_seeds(part, "accuracy").value
         chance = CHANCE.get(part[0].get("data", ""), TEN_CLASSES) if len(part) else TEN_CLASSES
@@ -496,7 +496,7 @@ def unlearnt(*parts: Rows) -> str:
 
 
 def saturated(*parts: Rows) -> str:
-    """All runs at the top: no order is left among them."""
+    """Says that all runs are near 100 %, so that they cannot be ordered, or ""."""
     values = [kit.over_seeds(part, "accuracy").value for part in parts]
     if values and all(value >= SATURATED for value in values):
         return f"all have at least {SATURATED:g} % held out"
@@ -517,6 +517,6 @@ def unsettled(*parts: Rows) -> str:
 
 
 def name_of(part: Rows) -> str:
-    """The setting of a part, by whichever column tells it."""
+    """The name of a setting, from whichever column has it."""
     row = part[0] if len(part) else {}
     return str(row.get("run") or row.get("name") or row.get("optimizer") or "the run")

@@ -152,7 +152,7 @@ def claims(rows: Rows) -> Claims:
 
 
 def unmet_in(ends: Rows, averages: Mapping[str, tuple[str, ...]]) -> str:
-    """Why the gains over SGD cannot be read, of the averages named for each network."""
+    """Why the gains over SGD cannot be compared, or ""; ``averages`` are named by network."""
     for network, names in averages.items():
         part = ends.where(network=network)
         reason = runs.unready(*(part.where(optimizer=name) for name in ("SGD", *names)))
@@ -166,7 +166,7 @@ def _log(rows: Rows, place: str) -> Rows:
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """By least squares; of two points too."""
+    """The least-squares slope; two points suffice."""
     return float(np.polyfit(x, y, 1)[0]) if len(set(x)) > 1 else math.nan
 
 

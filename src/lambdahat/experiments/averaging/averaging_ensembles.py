@@ -28,7 +28,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class EnsembleScale(kit.ImageScale):
-    """One scale; an ensemble has so many ``members``."""
+    """One scale; ``members`` is the number of networks in an ensemble."""
 
     network: str
     decays: tuple[float, ...]

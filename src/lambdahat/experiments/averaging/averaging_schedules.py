@@ -213,7 +213,7 @@ def fluctuation(epochs: Rows) -> dict[Any, float]:
 
 
 def _automatic_claims(of: dict[str, Rows]) -> Claims:
-    """Averages that begin by themselves: Table 7.7."""
+    """Averages with an automatic start: Table 7.7."""
     text = kit.claim_texts("""
         GadamAuto: GadamAuto is above SWA-Auto | Table 7.7 | 75.39 and 73.93
         cost: the automatic start costs SGD more than it costs Gadam | §7.8.7 | 0.64 and 0.34 points

@@ -90,7 +90,7 @@ def averages_of(rows: Rows, name: str) -> Rows:
 
 
 def lookahead_claims(prefix: str, ends: Rows) -> Claims:
-    """What the text says of Figure 7.12b."""
+    """The claims of Figure 7.12b."""
     of = {name: ends.where(run=name) for name in AHEAD}
     early = {name: runs.mean(part, "early").value for name, part in of.items()}
     fast, slow = max(early, key=early.__getitem__), min(early, key=early.__getitem__)
@@ -110,7 +110,7 @@ def lookahead_claims(prefix: str, ends: Rows) -> Claims:
 
 
 def tables(rows: Rows) -> Iterator[Table]:
-    """The best starts beside Table 7.6; of each network its runs and its averages by start."""
+    """The best starts beside Table 7.6; the runs and the averages by start of each network."""
     best, rest = kit.TableLines(), []
     columns = "accuracy", "iterate accuracy", "training accuracy", "early"
     for network, part in rows.groups("network"):

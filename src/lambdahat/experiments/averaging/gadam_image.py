@@ -122,7 +122,7 @@ class GadamScale(kit.ImageScale):
 
 
 def tuned_settings(network: str, optimizer: str, quick: bool = False) -> tuple[float, float]:
-    """Rate and weight decay of an optimiser, which are its base's."""
+    """Rate and weight decay of an optimiser, those of the base that it averages."""
     base = BASES.get(optimizer, optimizer)
     rate, decay = SETTINGS[family(network)][base]
     return (SHORT.get(base, rate) if quick else rate), decay

@@ -228,13 +228,13 @@ def _add_above(
 
 
 def name_networks(rows: Rows) -> list[tuple[str, str]]:
-    """The networks, each with its name for claims and titles; none if there is only one."""
+    """The networks, each with a suffix for claims and titles; "" if there is only one."""
     names = rows.distinct("network")
     return [(name, f", {name}" if len(names) > 1 else "") for name in names]
 
 
 def _course_claims(epochs: Rows, missing: str) -> Claims:
-    """How averages go on improving, and which runs are ahead in the first third of the epochs."""
+    """Whether averages keep improving, and which runs lead in the first third of the epochs."""
     found = Claims(unmet=missing, barrier=kit.MISSING)
     for name in ("SGD IA", "GadamX"):
         words = f"the average of {name} improves with the number of epochs in it (rank correlation)"
@@ -250,7 +250,7 @@ def _course_claims(epochs: Rows, missing: str) -> Claims:
 
 
 def stand_in(ends: Rows, wanted: str) -> str:
-    """Whether the data are not those that a claim is about."""
+    """Says that the data are not those that a claim is about, or ""."""
     data = str(ends[0].get("data", "")) if len(ends) else ""
     return "" if data == DATA[wanted] else f"{data} in place of {wanted}"
 
@@ -277,7 +277,7 @@ def printed_gap(upper: str, lower: str, network: str = "") -> str:
 
 
 def tables(rows: Rows) -> Iterator[Table]:
-    """Of each network top 1 and top 5 of each run beside Table 7.4."""
+    """Top-1 and top-5 accuracy of each run beside Table 7.4, a table for each network."""
     shown = "accuracy", "top 5", "iterate accuracy", "training accuracy"
     header = kit.split_header("run | top 1, % | top 5, % | of the iterate | in training")
     for network, ends in rows.where(kind="end").groups("network"):
@@ -295,7 +295,7 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
-    """Of each network accuracy over epochs, and over the epochs with averages."""
+    """Accuracy over epochs, and over the epochs with averages, for each network."""
     for network, tail in name_networks(rows):
         yield from _charts(rows.where(network=network), tail)
 

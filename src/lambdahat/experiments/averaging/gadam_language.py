@@ -108,7 +108,7 @@ def plans(epochs: int, steps: int) -> dict[tuple[float, int], AveragePlan]:
 
 
 def language_task(cell: Cell, device: str) -> tuple[runs.AveragedTask, Problem]:
-    """An LSTM on stretches of a text, with the validation part held out; and the test part."""
+    """An LSTM on windows of a text with held-out validation data, and the test problem."""
     parts, vocabulary = text_parts(cell)
     shape = cell["embedding"], cell["hidden"], cell["layers"], cell["dropout"]
     model = lstm(vocabulary, *shape, fused=True, seed=cell["seed"]).to(device)
@@ -120,7 +120,7 @@ def language_task(cell: Cell, device: str) -> tuple[runs.AveragedTask, Problem]:
 
 
 def text_parts(cell: Cell) -> tuple[list[Tensor], int]:
-    """Tokens to train on, to validate and to test by, and how many kinds there are."""
+    """Training, validation and test tokens, and the size of the vocabulary."""
     count, held_out = cell["training"], cell["held_out"]
     if cell["data"] == "made":
         tokens = made_text(count + 2 * held_out, MADE)
@@ -223,7 +223,7 @@ def unready(epochs: Rows, *names: str) -> str:
 
 
 def unlearnt(epochs: Rows, *names: str) -> str:
-    """A run whose iterates do not end below half of their perplexity after one epoch."""
+    """Names a run whose final perplexity is above half of that after one epoch, or ""."""
     for name in names:
         before, after = (_iterates(epochs, name, share) for share in (0.0, 1.0))
         if 2 * after > before:

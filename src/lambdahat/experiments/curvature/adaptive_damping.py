@@ -41,7 +41,7 @@ def at(rows: Rows, key: Key, kind: str = "end") -> Rows:
 
 
 def claims(rows: Rows) -> Claims:
-    """Of KFAC, of Adam, and of both ends' sharpness."""
+    """Claims on KFAC, on Adam, and on the sharpness at the end of both."""
     what, where, ends = kit.subject(rows), "§6.5.1, Figure 6.5", rows.where(kind="end")
     best = min(LARGE, key=lambda key: kit.over_seeds(at(rows, key), "error").value)
     slower = f"{what}: KFAC, δ/α = 10, α = 0.01 to 0.0001"
@@ -83,7 +83,7 @@ def claims(rows: Rows) -> Claims:
 def _add_worse(
     found: Claims, rows: Rows, sentence: str, source: str, upper: Key, lower: Key
 ) -> None:
-    """That one setting's validation error exceeds another's, where both accuracies are printed."""
+    """Add that ``upper`` has a larger validation error than ``lower``, as printed."""
     before, after = PRINTED[lower][1], PRINTED[upper][1]
     bound, printed = -kit.least(before, after), f"{before:g} to {after:g} % accuracy ({THEIRS})"
     reading = kit.gap(at(rows, upper), at(rows, lower), "error")
@@ -91,7 +91,7 @@ def _add_worse(
 
 
 def _add_sharper(found: Claims, rows: Rows, what: str) -> None:
-    """λ₁ of two settings, unless both fit every training image: there it follows the loss."""
+    """Compare λ₁ of two settings unless both fit all images: then λ₁ vanishes with the loss."""
     usual = ("Adam", 4e-4, 1e-3), DEFAULT, LARGE[1], ("Adam", 1e-3, 1e-3)
     for words, lower, upper in (
         ("Adam, α = 0.0004: less damping ends sharper (δ = 0.001 to 10⁻⁸)", *usual[:2]),

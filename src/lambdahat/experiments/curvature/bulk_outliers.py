@@ -50,7 +50,7 @@ def cells(config: BulkScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """One row of a matrix, or two of a network: half of the way, and at the end."""
+    """One row of a matrix, or two of a network: half-way through training and at the end."""
     if cell["part"] == "matrix":
         return [_matrix_row(cell, device)]
     found = training.images(cell, device)
@@ -125,7 +125,7 @@ def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
 
 
 def claims(rows: Rows) -> Claims:
-    """Of the spiked model, then of networks half-way through training."""
+    """Claims on the spiked model, then on networks half-way through training."""
     matrices, half = rows.where(part="matrix"), rows.where(part="network", last=False)
     what, classes, law = kit.subject(half), half[0]["classes"], TracyWidom()
     text = kit.claim_texts(f"""
@@ -169,7 +169,7 @@ def claims(rows: Rows) -> Claims:
 
 
 def tables(rows: Rows) -> Iterator[Table]:
-    """Spikes as told and as found; the networks' bulks."""
+    """Spikes as predicted and as found; the networks' bulks."""
     matrices, networks = rows.where(part="matrix"), rows.where(part="network")
     first, lines = matrices[0], kit.TableLines()
     for place, spike in enumerate(SPIKES):

@@ -181,7 +181,7 @@ class SuiteScale(kit.ImageScale):
 
 
 def cells(config: SuiteScale) -> list[Cell]:
-    """Seed by seed."""
+    """A cell for each seed."""
     return kit.grid(kit.settings_of(config, "seeds"), seed=range(config.seeds))
 
 

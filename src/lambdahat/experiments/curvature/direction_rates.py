@@ -29,7 +29,7 @@ CLOSE = 0.1  # decades
 
 @dataclass(frozen=True)
 class DirectionScale(kit.Scale):
-    """One scale: a network trained by Adam, then looked at over ``samples`` of its images."""
+    """One scale: a network trained by Adam, with the Hessian over ``samples`` images."""
 
     network: str
     samples: int
@@ -38,7 +38,7 @@ class DirectionScale(kit.Scale):
 
 
 def cells(config: DirectionScale) -> list[Cell]:
-    """Seed by seed."""
+    """A cell for each seed."""
     return kit.grid(kit.settings_of(config, "seeds"), seed=range(config.seeds))
 
 

@@ -1,4 +1,4 @@
-"""Known spectra as Lanczos and as diagonals show them (§4.5, Figures 4.3–4.6)."""
+"""Known spectra estimated by Lanczos and by the diagonal (§4.5, Figures 4.3–4.6)."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class SpectralRates:
     def measure(
         self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
     ) -> dict[str, float]:
-        """Those of the first group; a measured rate is beside "lr", which multiplies it."""
+        """Rate and momentum of the first group; "lr" multiplies a rate that is measured."""
         group = optimizer.param_groups[0]
         rate, momentum = group["lr"] * group.get("rate", 1.0), group["momentum"]
         return {"rate": float(rate), "momentum": float(momentum)}

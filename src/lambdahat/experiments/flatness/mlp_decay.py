@@ -99,7 +99,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
 def _change(
     decayed: Rows, without: Rows, name: str, direction: str, word: str, source: str
 ) -> Claim:
-    """Accuracies in points, all else in decades: it differs in scale from the paper's."""
+    """A claim on a change: accuracies in points, the rest in decades, as scales differ."""
     percent = NAMES[name].endswith(", %")
     reading = (kit.gap if percent else kit.decades)(decayed, without, name)
     bound, tail, printed, unit = 0.0, "", f"it {word}", " points" if percent else " decades"

@@ -50,7 +50,7 @@ class RankSubject:
 
 @dataclass(frozen=True)
 class RankDegeneracyScale:
-    """What is trained, and the settings that all share."""
+    """The networks and data, and the settings that all share."""
 
     subjects: tuple[RankSubject, ...]
     epochs: int
@@ -147,7 +147,7 @@ def _origin(shape: Spectrum) -> float:
 
 
 def exact_rank(curvature: LinearOperator) -> int:
-    """Eigenvalues above P·ε·|λ|_max in float64, of all of them."""
+    """The number of eigenvalues above P·ε·|λ|_max, from the dense matrix in float64."""
     sizes = torch.linalg.eigvalsh(curvature.dense().double()).abs()
     return int((sizes > len(sizes) * torch.finfo(torch.float64).eps * sizes.max()).sum())
 

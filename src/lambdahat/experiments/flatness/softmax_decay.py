@@ -41,7 +41,7 @@ WHERE = "§4, Figure 2"
 
 @dataclass(frozen=True)
 class SoftmaxDecayScale(kit.Scale):
-    """``training`` images of the rest after ``held_out``, and variants of the main setting."""
+    """One scale, with the variants of the main setting."""
 
     rate: float = 0.03
     inputs: str = "symmetric"
