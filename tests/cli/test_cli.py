@@ -714,3 +714,25 @@ def test_demo_runs_as_many_seeds_at_once_as_there_are_cores(tmp_path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         demo.run_demo(tmp_path, seed=0, quiet=True)
     assert asked["jobs"] == jobs
+
+
+@pytest.mark.parametrize("kind", ["plain", "images", "transformers"])
+def test_init_writes_a_factory_that_runs_at_once(kind, tmp_path):
+    if kind == "transformers":
+        pytest.importorskip("transformers")
+    name = f"written_{os.getpid()}_{time.monotonic_ns()}"
+    result = call("init", f"{name}.py", "--kind", kind)
+    assert result.exit_code == 0, result.output
+    assert f"lambdahat measure {name}:make_problem" in result.stdout
+    found = call("measure", f"{name}:make_problem", "--what", "spectral_norm", "--json")
+    assert found.exit_code in (0, 1), found.output
+    about = json.loads(found.stdout)["about"]
+    assert about["samples"] == {"plain": 1437, "images": 64, "transformers": 16}[kind]
+
+
+def test_init_overwrites_nothing(tmp_path):
+    (tmp_path / "mine.py").write_text("kept")
+    assert "which exists; name another" in one_line_error(call("init", "mine.py"))
+    assert (tmp_path / "mine.py").read_text() == "kept"
+    assert "such as problem.py, got 'my-model.py'" in one_line_error(call("init", "my-model.py"))
+    assert "a folder that exists" in one_line_error(call("init", "nowhere/mine.py"))

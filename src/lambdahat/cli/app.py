@@ -15,6 +15,7 @@ from lambdahat.cli.data_commands import data_commands
 from lambdahat.cli.exits import EXIT_CODES, OK, exit_codes, require_writable
 from lambdahat.cli.graph_commands import graph_commands
 from lambdahat.cli.model_commands import advise, compare, landscape, measure
+from lambdahat.cli.new_problem import init
 from lambdahat.cli.options import Json, Kept, Quiet, Seed, out_option
 
 app = typer.Typer(
@@ -48,6 +49,7 @@ def _root(
     """Curvature and degeneracy of PyTorch models, with error bars."""
 
 
+app.command(epilog=EXIT_CODES)(init)
 app.command(epilog=EXIT_CODES)(measure)
 app.command(epilog=EXIT_CODES)(compare)
 app.command(epilog=EXIT_CODES)(landscape)
