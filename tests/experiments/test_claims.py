@@ -1,11 +1,13 @@
 """Statistics against SciPy and closed forms, and verdicts that follow from them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import (
     FAILS,
     HOLDS,
@@ -20,6 +22,7 @@ from lambdahat.experiments.kit.claims import (
     paired_difference,
     slope,
 )
+from lambdahat.experiments.kit.experiment import ClaimTexts
 
 RNG = np.random.default_rng(0)
 A = RNG.normal(1.0, 1.0, 12)
@@ -192,3 +195,36 @@ def test_the_nearer_edge_of_a_margin_counts():
         inside.reading.power(1.0, 0.05, 5),
         inside.reading.planned(1.0, 0.05),
     )
+
+
+TEXTS = ClaimTexts("""
+    plain: {name} grows | §5 | by half
+    near: {row[network]}: the slope is
+      one | Theorem 1 | | within 0.2 of -1 | |ln(a/b)| of {row[network]} | ours
+    low: it falls | §6 | falls | below 1.5 | %
+""")
+
+
+def test_a_text_of_claims_says_sentence_source_test_and_unit():
+    reading = Reading(1.0, 0.1)
+    assert TEXTS("plain", reading, name="λ₁") == Claim("λ₁ grows", "§5", "by half", reading)
+    near = Claim("MLP: the slope is one", "Theorem 1", "", reading, "within", -1.0, 0.2)
+    found = TEXTS("near", reading, row={"network": "MLP"})
+    assert found == replace(near, unit=" |ln(a/b)| of MLP", own=True)
+    assert TEXTS("low", reading) == Claim(
+        "it falls", "§6", "falls", reading, "below", 1.5, unit=" %"
+    )
+
+
+def test_what_a_call_gives_goes_before_the_text_of_a_claim():
+    found = TEXTS("low", Reading(1.0, 0.1), bound=2.0, unit="", own=True, unmet="too few")
+    assert (found.bound, found.unit, found.own, found.unmet) == (2.0, "", True, "too few")
+
+
+def test_groups_are_the_rows_of_each_value_in_order_of_appearance():
+    rows = Rows([{"a": 2, "b": 1}, {"a": 1, "b": 1}, {"a": 2, "b": None}, {"b": 1}])
+    assert [(key, list(part)) for key, part in rows.groups("a")] == [
+        (2, [rows[0], rows[2]]),
+        (1, [rows[1]]),
+    ]
+    assert [key for key, _ in rows.groups("a", "b")] == [(2, 1), (1, 1)]

@@ -58,11 +58,12 @@ class Rows(Sequence[Row]):
 
         In order of appearance, without rows that lack one of the columns.
         """
-        keys = dict.fromkeys(tuple(row.get(name) for name in names) for row in self._records)
-        for key in keys:
+        groups: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self._records:
+            groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
+        for key, part in groups.items():
             if None not in key:
-                part = self.where(**dict(zip(names, key, strict=True)))
-                yield key if len(names) > 1 else key[0], part
+                yield key if len(names) > 1 else key[0], Rows(part)
 
     def paired(self, name: str, by: str = "seed") -> dict[Any, float]:
         """One number for each value of ``by``: the mean of the column over its rows."""

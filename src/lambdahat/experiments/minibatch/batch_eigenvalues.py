@@ -70,7 +70,7 @@ def claims(rows: Rows) -> list[kit.Claim]:
 
 def _claims(points: Points) -> Iterator[tuple[str, kit.Claim]]:
     """The claims of one network and operator, each with its key; those of our model are ours."""
-    first, last, unmet = points[0], points[-1], unlearnt(points)
+    first, last, unmet = points[0], points[-1], untrained_reason(points)
     models = last.models
 
     def claim(key: str, reading: kit.Reading, source: str = "", **values: Any) -> Any:
@@ -114,7 +114,7 @@ def has_learnt(point: TrainingPoint) -> bool:
     return bool(point["loss"] < LEARNT * math.log(classes))
 
 
-def unlearnt(points: Points) -> str:
+def untrained_reason(points: Points) -> str:
     """Why a network counts as untrained: its last loss is near guessing; "" if below it."""
     last = points[-1]
     near = f"its loss at epoch {last['epoch']} is {last['loss']:.3g}, near guessing"

@@ -144,7 +144,7 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
         yield from _rule_claims(setup)
         links = list(links_of(setup).values())
         if links:  # "even" the other way round with batch norm
-            key, unmet = "higher" if setup.normed else "lower", unlearnt(setup)
+            key, unmet = "higher" if setup.normed else "lower", untrained_reason(setup)
             yield CLAIMS(key, kit.mean_of(links), setup=setup, unmet=unmet, own=setup.residual)
     plain = {(setup.network, setup.decay): setup for setup in setups if not setup.normed}
     for setup in setups:
@@ -160,7 +160,7 @@ def _error_claims(setup: Setup) -> Iterator[kit.Claim]:
     that has become unstable does not train, or without batch norm diverges; an oscillating
     WideResNet recovers at a lower rate, but not to the peak performance.
     """
-    far, last, unmet = setup.far, setup.sizes[-1], unlearnt(setup)
+    far, last, unmet = setup.far, setup.sizes[-1], untrained_reason(setup)
     claim = partial(CLAIMS, setup=setup, unmet=unmet, last=last)
     if setup.figure == "Figure 5.10":
         claim = partial(claim, barrier=kit.MISSING)
@@ -171,7 +171,7 @@ def _error_claims(setup: Setup) -> Iterator[kit.Claim]:
         size, worst = max(known, key=lambda item: abs(item[1].value), default=(reference, UNKNOWN))
         yield claim("stable", worst, inside=", ".join(map(str, inside)), size=size)
     if setup.residual:
-        part, unmet = setup.at(last), unmet or smooth(setup)
+        part, unmet = setup.at(last), unmet or smoothness_reason(setup)
         fall = kit.paired_difference(part.paired("before"), part.paired("error"))
         yield CLAIMS("falls", fall, setup=setup, last=last, unmet=unmet)
         yield CLAIMS("above", setup.rise(last), setup=setup, last=last, unmet=unmet)
@@ -180,7 +180,7 @@ def _error_claims(setup: Setup) -> Iterator[kit.Claim]:
         yield claim("little", setup.rise(far))
         if last > far:
             yield claim("still", kit.gap(setup.at(last), setup.at(far), "error"))
-    part, unmet = setup.at(last), unmet or calm(setup)
+    part, unmet = setup.at(last), unmet or stability_reason(setup)
     losses = {row["seed"]: _loss(row) for row in part}
     values = {"verb": "do not train" if setup.normed else "diverge", "rate": part[0]["rate"]}
     reading = kit.mean_of(list(losses.values()))
@@ -198,7 +198,7 @@ def _rule_claims(setup: Setup) -> Iterator[kit.Claim]:
     far, ours = setup.far, setup.normed
     where = f"{setup.name}, B = {far} from {setup.reference}"
     without = " without batch norm" if ours else ""
-    claim = partial(CLAIMS, where=where, without=without, unmet=unlearnt(setup))
+    claim = partial(CLAIMS, where=where, without=without, unmet=untrained_reason(setup))
     linear, root, constant = (setup.at(far, rule) for rule in RULES)
     if far == setup.reference:
         return
@@ -244,7 +244,7 @@ def _points(
 def _against(setup: Setup, twin: Setup) -> Iterator[kit.Claim]:
     """With against without batch norm: distance and error, the cost of scaling, largest rates."""
     both = (setup, twin)
-    claim = partial(CLAIMS, setup=setup, unmet=unlearnt(setup) or unlearnt(twin))
+    claim = partial(CLAIMS, setup=setup, unmet=untrained_reason(setup) or untrained_reason(twin))
     common = sorted(set(setup.sizes) & set(twin.sizes))
     links = [{seed: abs(value) for seed, value in links_of(each, common).items()} for each in both]
     yield claim("weaker", kit.paired_difference(*links))
@@ -267,14 +267,14 @@ def largest_rates(setup: Setup) -> dict[int, float]:
     return found
 
 
-def unlearnt(setup: Setup) -> str:
+def untrained_reason(setup: Setup) -> str:
     """Why scaling is not judged: the baseline run's error exceeds 50 %; "" if it does not."""
     base, size = kit.over_seeds(setup.at(setup.reference), "error").value, setup.reference
     lost = f"{setup.network} at B = {size}, which is scaled, errs on {base:.0f} %"
     return "" if base <= LOST else lost
 
 
-def calm(setup: Setup) -> str:
+def stability_reason(setup: Setup) -> str:
     """Why the largest batch is not unstable: its error does not exceed the reference's."""
     last = setup.sizes[-1]
     rise = setup.rise(last).value
@@ -282,7 +282,7 @@ def calm(setup: Setup) -> str:
     return stable if rise <= SAME else ""
 
 
-def smooth(setup: Setup) -> str:
+def smoothness_reason(setup: Setup) -> str:
     """Why the largest batch says nothing of oscillations: it has none."""
     sizes = (setup.sizes[-1], setup.reference)
     here, base = (kit.over_seeds(setup.at(size), "oscillation").value for size in sizes)

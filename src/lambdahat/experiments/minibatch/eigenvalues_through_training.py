@@ -183,7 +183,7 @@ def _claims(courses: Courses, every: Sequence[Courses]) -> Iterator[tuple[str, k
         if "model" in values:
             values["own"] = values["model"] == OURS
             values["source"] = "this work" if values["own"] else "§5.6, Figure 5.6"
-        return key, CLAIMS(key, reading, **{"unmet": unlearnt(courses), **shared, **values})
+        return key, CLAIMS(key, reading, **{"unmet": untrained_reason(courses), **shared, **values})
 
     def over_seeds(value: Callable[[list[TrainingPoint]], float]) -> kit.Reading:
         return kit.mean_of(list(courses.by_seed(value).values()))
@@ -204,13 +204,13 @@ def _claims(courses: Courses, every: Sequence[Courses]) -> Iterator[tuple[str, k
         yield claim("better", gap, model=better, other=than, bound=CLOSE)
     same = [each for each in every if (each.name, each.optimizer) == (courses.name, "SGD")]
     for other in same if courses.optimizer == "KFAC" else ():
-        unmet = unlearnt(other) or unlearnt(courses)
+        unmet = untrained_reason(other) or untrained_reason(courses)
         for what, column in (("λ₁ of the full data", "full largest"), ("σ²", "variance")):
             sides = (each.by_seed(partial(_log, column=column)) for each in (courses, other))
             yield claim("KFAC", kit.paired_difference(*sides), what=what, unmet=unmet)
 
 
-def unlearnt(courses: Courses) -> str:
+def untrained_reason(courses: Courses) -> str:
     """How many seeds end near the loss of guessing, as a reason not to judge; "" if none."""
     ends = [points[-1] for points in courses.seeds.values()]
     missed = sum(not has_learnt(point) for point in ends)

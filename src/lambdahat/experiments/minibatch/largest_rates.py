@@ -142,7 +142,7 @@ def _scaling_claims(runs: ScalingRuns) -> Iterator[kit.Claim]:
     """Figures 5.7a and 5.8a and the text between them, and of Adam Figure 5.16."""
     far, adam = far_from(runs), runs.optimizer == "adam"
     where = f"{runs.network}, {'Adam' if adam else 'momentum'}, B = {far} from {runs.reference}"
-    claim = partial(CLAIMS, where=where, network=runs.network, unmet=unlearnt(runs))
+    claim = partial(CLAIMS, where=where, network=runs.network, unmet=untrained_reason(runs))
     if adam:
         yield claim("Adam", advantage(runs, "square root", "linear"))
         return
@@ -190,7 +190,7 @@ def advantage(runs: ScalingRuns, better: str, worse: str) -> kit.Reading:
     )
 
 
-def unlearnt(runs: ScalingRuns) -> str:
+def untrained_reason(runs: ScalingRuns) -> str:
     """Why scaling is not judged: the baseline run's error exceeds 50 %; "" if it does not."""
     errors = [errors_of(runs, rule, runs.reference).values() for rule in runs.rules]
     base = kit.mean_of([value for values in errors for value in values]).value

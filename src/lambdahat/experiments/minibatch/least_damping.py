@@ -79,7 +79,7 @@ def claims_of(
                 yield claim(key, worst, unit=unit)
     for runs in scaling:
         sizes = {"far": rates.far_from(runs), "reference": runs.reference}
-        claim = partial(claim_of(runs), unmet=rates.unlearnt(runs), **sizes)
+        claim = partial(claim_of(runs), unmet=rates.untrained_reason(runs), **sizes)
         yield claim("kept", rates.rise(runs, "inverse"))
         yield claim("better", rates.advantage(runs, "inverse", "constant"))
 
