@@ -285,9 +285,8 @@ def advise(
     for value in curvatures:
         name, expected = f"the largest eigenvalue of the {levels.operator}", "be above 0"
         cure = "measure at parameters where the loss bends upwards: train further"
-        require(
-            value.interval()[0] > 0, name, f"{expected} for any of these rules", text(value), cure
-        )
+        fine = value.interval()[0] > 0
+        require(fine, name, f"{expected} for any of these rules", text(value), cure)
     if isinstance(levels, BatchLevels):
         found = batch_recommendations(levels, request)
     else:
