@@ -379,11 +379,12 @@ def _adaptive(task: _Task) -> Mean:
         return _hutchinson(task)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
     goal = task.goal(pilot.image)
-    known = None if task.near is None else task.near.known_trace()
-    if task.near is not None and known is not None and pilot.block.shape[1] <= task.meter.left:
-        if not goal.judge(column_dots(pilot.block, pilot.image)[:, None]).reached:
-            pilot = with_control(pilot, task.near, lambda z, y: float(column_dots(z, y).var()))
-        if pilot.near is not None:  # samples of A − C, with tr C known
+    near, affordable = task.near, pilot.block.shape[1] <= task.meter.left
+    if near is not None and affordable and not goal.judge(_whole(pilot.block, pilot.image)).reached:
+        known = near.known_trace()
+        if known is not None:
+            pilot = with_control(pilot, near, lambda z, y: float(column_dots(z, y).var()))
+        if known is not None and pilot.near is not None:  # samples of A − C, with tr C known
             goal = goal.beyond(torch.tensor(known, dtype=torch.float64))
     if not pilot.target.symmetric:
         return _sample(pilot, _whole, task.probes, goal, task.meter)
