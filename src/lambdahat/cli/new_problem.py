@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from lambdahat.cli.exits import InputError, exit_codes
-from lambdahat.results import write_atomically
 
 HEAD = '''"""The problem that `lambdahat measure {module}:make_problem` looks at.
 
@@ -48,10 +47,9 @@ def train(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
     # norm="eval" uses the running statistics of batch norm; batch_size is what fits in memory
     return lh.Problem(model, "cross_entropy", (images, labels), batch_size=32, norm="eval")
 """,
-    "transformers": """from transformers import GPT2Config, GPT2LMHeadModel
+    "transformers": """def make_problem() -> lh.Problem:
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-
-def make_problem() -> lh.Problem:
     # HERE: your model, such as AutoModelForCausalLM.from_pretrained("gpt2")
     config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2)
     torch.manual_seed(0)
@@ -80,6 +78,8 @@ def init(
     ] = ProblemKind.plain,
 ) -> None:
     """Write a file with a problem that can be measured at once, to fill in your own model."""
+    from lambdahat.results import write_atomically
+
     with exit_codes():
         module = file.stem
         if file.suffix != ".py" or not module.isidentifier():
@@ -92,13 +92,5 @@ def init(
         if not file.parent.is_dir():
             raise InputError(f"FILE must lie in a folder that exists, got {file}; make it first")
         text = HEAD.format(module=module) + BODIES[kind.value]
-        if kind is ProblemKind.transformers:  # imports stand above the first function
-            library, function = BODIES[kind.value].split("\n\n\n")
-            head = HEAD.format(module=module).replace(
-                "import torch\n", f"import torch\n{library}\n"
-            )
-            text = head + function
         write_atomically(file, text.encode())
-    print(
-        f"written to {file}; measure it: lambdahat measure {module}:make_problem --what llc,trace"
-    )
+    print(f"written to {file}; now: lambdahat measure {module}:make_problem --what llc,trace")
