@@ -383,7 +383,7 @@ def test_dense_is_the_matrix_that_preconditions():
     torch.testing.assert_close(
         precondition(fisher, x, inner_of(fisher, x))[0], wanted, rtol=1e-7, atol=1e-9
     )
-    assert isinstance(fisher.settled(True), OnlineFisher)
+    assert isinstance(fisher.with_diagonal(True), OnlineFisher)
 
 
 def test_a_parameter_may_join_late_and_pause():

@@ -103,7 +103,7 @@ class Replay:
                 function()
             self._graphs[key] = None
         else:
-            graph = self._graphs[key] or self._recorded(function)
+            graph = self._graphs[key] or self._record(function)
             if graph is None:
                 function()
             else:
@@ -111,7 +111,7 @@ class Replay:
                 graph.replay()
                 self.replays += 1
 
-    def _recorded(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+    def _record(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):

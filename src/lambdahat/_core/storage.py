@@ -479,7 +479,7 @@ def unpacked_size(packed: int) -> int:
     return max(SMALL, RATIO * packed)
 
 
-def bounded(stream: Any, path: Path) -> IO[bytes]:
+def bounded_stream(stream: Any, path: Path) -> IO[bytes]:
     """A stream of what a packed file unpacks to, which ends in ``ValueError`` beyond
     ``unpacked_size``.
     """

@@ -137,7 +137,7 @@ class _Machine:
                 called, arguments = self._pop(2)
                 if not isinstance(called, _Name) or not isinstance(arguments, tuple):
                     raise Refused("a call of what is no function")
-                self.stack.append(self._called(called.mark, arguments))
+                self.stack.append(self._call(called.mark, arguments))
             case "BUILD":
                 (state,) = self._pop(1)
                 self._set_state(self.stack[-1], state)
@@ -175,10 +175,10 @@ class _Machine:
     def _find(self, module: Any, name: Any) -> None:
         texts = isinstance(module, str) and isinstance(name, str)
         if not texts or (module, name) not in NAMES:
-            raise Refused(f"{_shown(f'{module}.{name}')}, which no data set needs")
+            raise Refused(f"{_show(f'{module}.{name}')}, which no data set needs")
         self.stack.append(_Name(NAMES[module, name]))
 
-    def _called(self, mark: str, arguments: tuple[Any, ...]) -> Any:
+    def _call(self, mark: str, arguments: tuple[Any, ...]) -> Any:
         kinds = tuple(map(type, arguments))
         # how Python 3 writes bytes into pickles of protocol 2
         if mark == "encode" and kinds == (str, str):
@@ -195,16 +195,16 @@ class _Machine:
         if mark == "reconstruct" and three and isinstance(first, _Name) and first.mark == "ndarray":
             return _Array()
         if mark == "dtype" and three and kinds[0] in (str, bytes):
-            code = _decoded(first)
+            code = _decode(first)
             if not NUMBERS.fullmatch(code):
-                raise Refused(f"an array of type {_shown(code)}, which no data set needs")
+                raise Refused(f"an array of type {_show(code)}, which no data set needs")
             return _Dtype(code)
         raise Refused(f"a call of {mark} with other arguments than numpy writes")
 
     @staticmethod
     def _set_state(made: Any, state: Any) -> None:
         if isinstance(made, _Dtype) and isinstance(state, tuple) and len(state) >= 5:
-            order = _decoded(state[1])
+            order = _decode(state[1])
             if state[2:5] != (None, None, None) or order not in ORDERS:
                 raise Refused("an array of structures")
             made.order = order
@@ -228,7 +228,7 @@ def _array(shape: Any, dtype: Any, fortran: Any, data: Any) -> NDArray[Any]:
     return np.ndarray(shape, kind, data, order="F" if fortran else "C")
 
 
-def _shown(text: str) -> str:
+def _show(text: str) -> str:
     """A name out of a file as it is where it is one, else quoted and cut."""
     return text if re.fullmatch(r"[\w.]{1,80}", text) else describe(text)
 
@@ -252,10 +252,10 @@ def read_pickle(data: bytes) -> dict[str, Any]:
         raise Refused(f"an operation without what it needs ({type(error).__name__})") from None
     if type(found) is not dict:
         raise Refused(f"a {type(found).__name__}")
-    return {_decoded(key): _plain(value) for key, value in found.items()}
+    return {_decode(key): _plain(value) for key, value in found.items()}
 
 
-def _decoded(text: Any) -> Any:
+def _decode(text: Any) -> Any:
     return text.decode("latin1") if isinstance(text, bytes) else text
 
 

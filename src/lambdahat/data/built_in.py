@@ -138,7 +138,7 @@ def synthetic_regression(
     wave, slope = (c * torch.rand(inputs, 1, generator=rng, dtype=torch.float64) for _ in range(2))
     error = noise * torch.randn(samples, 1, generator=rng, dtype=torch.float64)
     y = a * (x @ wave).sin() + a * (x @ slope) + error
-    return _parted(x.float(), y.float(), max(1, round(held_out * samples)))
+    return _split_last(x.float(), y.float(), max(1, round(held_out * samples)))
 
 
 def teacher_student(
@@ -166,9 +166,9 @@ def teacher_student(
     with torch.no_grad():
         y = teacher.eval()(x.to(like)).cpu()
     teacher.train(was_training)
-    return _parted(x, y + noise * torch.randn(y.shape, generator=rng).to(y), test)
+    return _split_last(x, y + noise * torch.randn(y.shape, generator=rng).to(y), test)
 
 
-def _parted(x: Tensor, y: Tensor, test: int) -> Split:
+def _split_last(x: Tensor, y: Tensor, test: int) -> Split:
     """The last ``test`` samples apart; ``classes`` counts the outputs."""
     return Split((x[:-test], y[:-test]), (x[-test:], y[-test:]), classes=y.shape[1])

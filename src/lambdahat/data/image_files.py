@@ -21,7 +21,7 @@ from lambdahat._core.storage import read_arrays
 from lambdahat._core.unpickling import read_pickle
 from lambdahat.data.catalogue import register_dataset
 from lambdahat.data.sources import CURE, Archive, Debian, File, Mirror, Npm, contents
-from lambdahat.data.splits import Split, image_split, scaled
+from lambdahat.data.splits import Split, image_split, rescale
 
 UNIT = {"normalization": "unit"}
 NAMES = (
@@ -104,7 +104,7 @@ def handwriting_files(folder: Path, normalization: str) -> Split:
     """Four idx files as images (n, 1, 28, 28) and labels 0 … 9."""
     parts: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
     for images_name, labels_name in (NAMES[:2], NAMES[2:]):
-        images_path, labels_path = (_found(folder, name) for name in (images_name, labels_name))
+        images_path, labels_path = (_find(folder, name) for name in (images_name, labels_name))
         images, labels = read_idx(images_path), read_idx(labels_path)
         if images.ndim != 3 or images.shape[1:] != (28, 28):
             raise ValueError(
@@ -123,7 +123,7 @@ def handwriting_files(folder: Path, normalization: str) -> Split:
     return image_split(parts[0], parts[1], 10, normalization)
 
 
-def _found(folder: Path, name: str) -> Path:
+def _find(folder: Path, name: str) -> Path:
     path = File(name).find(folder)
     if path is None:
         raise FileNotFoundError(f"folder must hold {name} or {name}.gz, got {folder}")
@@ -225,11 +225,12 @@ def read_batch(path: Path, classes: int) -> Part:
                 f" {CURE}"
             )
         records = data.reshape(-1, width)
-        return checked(records[:, width - PIXELS :], records[:, width - PIXELS - 1], path, classes)
+        images, labels = records[:, -PIXELS:], records[:, -PIXELS - 1]
+        return check_batch(images, labels, path, classes)
     batch = unpickle(path)
     key = "fine_labels" if classes == 100 else "labels"
     data, labels = _entries(batch, path, "data", key)
-    return checked(data, labels, path, classes)
+    return check_batch(data, labels, path, classes)
 
 
 def unpickle(path: Path) -> dict[str, Any]:
@@ -257,7 +258,7 @@ def _entries(batch: Mapping[str, Any], path: Path, *keys: str) -> Any:
     return [batch[key] for key in keys]
 
 
-def checked(
+def check_batch(
     data: Any, labels: Any, path: Path, classes: int, first: int = 0, pixels: int = PIXELS
 ) -> Part:
     """Rows of bytes as images, with as many labels in range, which begin at ``first``."""
@@ -331,7 +332,7 @@ def imagenet32_files(folder: Path, normalization: str) -> Split:
             raise FileNotFoundError(f"folder must hold {name} or {name}.npz, got {folder}")
         batch: dict[str, Any] = read_arrays(path) if path.suffix == ".npz" else unpickle(path)
         data, labels = _entries(batch, path, "data", "labels")
-        parts.append(checked(data, labels, path, CLASSES, first=1))
+        parts.append(check_batch(data, labels, path, CLASSES, first=1))
         report("imagenet32", i + 1, len(BATCHES) + 1)
     images, labels = (np.concatenate([part[i] for part in parts[:-1]]) for i in (0, 1))
     # a pickled array is a view of the file
@@ -383,7 +384,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             "symmetric": (torch.full((3,), 127.5), torch.full((3,), 127.5)),
             "standard": (255 * torch.tensor(MEAN), 255 * torch.tensor(DEVIATION)),
         }[self.normalization]
-        return scaled(pixels, shift, scale)[0], label
+        return rescale(pixels, shift, scale)[0], label
 
     def _read(self, path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
         from PIL import Image

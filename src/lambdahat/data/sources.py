@@ -26,7 +26,7 @@ from typing import IO, Any, Protocol
 
 from lambdahat._core.check import describe, require
 from lambdahat._core.progress import report
-from lambdahat._core.storage import bounded, unpacked_size
+from lambdahat._core.storage import bounded_stream, unpacked_size
 
 VARIABLE = "LAMBDAHAT_DATA"
 CURE = "delete it and fetch it again: lambdahat data fetch"
@@ -191,7 +191,7 @@ def download(url: str, part: Path, timeout: float = 30.0, most: int | None = Non
     )
 
 
-def begun(part: Path) -> int:
+def partial_size(part: Path) -> int:
     """The bytes downloaded so far; anything but a plain file in place of ``part`` is removed."""
     try:
         found = part.lstat()
@@ -205,7 +205,7 @@ def begun(part: Path) -> int:
 
 def open_part(part: Path, append: bool = False) -> IO[bytes]:
     """The file to write to, never through a link, not even through one made this moment."""
-    begun(part)
+    partial_size(part)
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(part, flags, 0o644), "ab" if append else "wb")
@@ -213,7 +213,7 @@ def open_part(part: Path, append: bool = False) -> IO[bytes]:
 
 def _continue(url: str, part: Path, timeout: float, most: int | None) -> int | None:
     """One request for what is missing; the size of the whole where the server tells it."""
-    done = begun(part)
+    done = partial_size(part)
     headers = {"User-Agent": "lambdahat", **({"Range": f"bytes={done}-"} if done else {})}
     request = urllib.request.Request(url, headers=headers)
     try:
@@ -364,7 +364,7 @@ def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> 
     """
     try:
         with (
-            bounded(gzip.open(archive, "rb"), archive) as unpacked,
+            bounded_stream(gzip.open(archive, "rb"), archive) as unpacked,
             tarfile.open(fileobj=unpacked, mode="r:") as stored,
         ):
             members: dict[str, tarfile.TarInfo] = {}

@@ -103,12 +103,12 @@ def image_split(
     shift, scale = _affine(images, normalization)
     parts = [images, held_out]
     if normalization != "raw":
-        parts = [scaled(part, shift, scale) for part in parts]
+        parts = [rescale(part, shift, scale) for part in parts]
     labels = [torch.from_numpy(each.astype(np.int64)) for each in (train[1], test[1])]
     return Split((parts[0], labels[0]), (parts[1], labels[1]), classes)
 
 
-def scaled(images: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def rescale(images: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """(images − shift)/scale per channel, as float32, without a second copy."""
     shift, scale = (value.float().view(1, -1, 1, 1) for value in (shift, scale))
     return images.float().sub_(shift).div_(scale)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lambdahat._core.check import describe, require
 from lambdahat._core.progress import report
-from lambdahat._core.storage import bounded
+from lambdahat._core.storage import bounded_stream
 from lambdahat.graphs.structure import Chunk
 
 SLOTS = 1 << 10  # at first; a power of two, so that a mask gives the slot
@@ -130,7 +130,7 @@ GML_TOKEN = re.compile(r'"[^"]*"|\[|\]|[^\s\[\]"]+')
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a binary file, packed or not; one that unpacks to far more than its size is refused."""
     opener: Any = PACKED.get(path.suffix)
-    return path.open("rb") if opener is None else bounded(opener(path, "rb"), path)
+    return path.open("rb") if opener is None else bounded_stream(opener(path, "rb"), path)
 
 
 def open_text(path: Path) -> IO[str]:

@@ -70,7 +70,7 @@ class LSTMLanguageModel(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h, c = start or 2 * (x.new_zeros(len(x), layer.hidden_size),)
         if not self.fused:
-            return unrolled(layer, x, h, c)
+            return unroll(layer, x, h, c)
         out, (h, c) = layer(x, (h.unsqueeze(0), c.unsqueeze(0)))
         return out, (h.squeeze(0), c.squeeze(0))
 
@@ -81,9 +81,7 @@ class LSTMLanguageModel(nn.Module):
         return x * F.dropout(x.new_ones(len(x), 1, x.shape[2]), self.dropout)
 
 
-def unrolled(
-    layer: nn.LSTM, x: Tensor, h: Tensor, c: Tensor
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def unroll(layer: nn.LSTM, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The layer written out: x (B, T, D) ↦ (B, T, H) and the last (h, c), differentiable any number
     of times.
 

@@ -326,7 +326,7 @@ class Lookahead(Wrapper):
             if group["lookahead_step"] % group["lookahead_k"] == 0 and not self._resting:
                 for p in group["params"]:
                     self.state[p]["slow"] = p.detach().clone()
-        loss = self.base.step(None if closure is None else self._centralized(closure))
+        loss = self.base.step(None if closure is None else self._centralizing_closure(closure))
         for group in self.param_groups:
             group["lookahead_step"] += 1
             due = group["lookahead_step"] % group["lookahead_k"] == 0
@@ -339,7 +339,7 @@ class Lookahead(Wrapper):
     def _resting(self) -> bool:
         return bool(getattr(self.base, "averaging", False))
 
-    def _centralized(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _centralizing_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def evaluate() -> Any:
             loss = closure()
             self._centralize()

@@ -209,7 +209,7 @@ class NormLayer(Layer):
     def collect(self, sums: Sums, x: Tensor, g: Tensor, state: State, inputs: bool = True) -> int:
         parts = []
         if self.trains("weight"):
-            parts.append(self._per_sample(g * self._normalised(x)))
+            parts.append(self._per_sample(g * self._normalize(x)))
         if self.trains("bias"):
             parts.append(self._per_sample(g))
         each = torch.stack(parts, dim=-1)  # (b, units, k)
@@ -225,7 +225,7 @@ class NormLayer(Layer):
             return g.reshape(g.shape[0], -1, units).sum(dim=1)
         return g.reshape(1, units)
 
-    def _normalised(self, x: Tensor) -> Tensor:
+    def _normalize(self, x: Tensor) -> Tensor:
         """x̂ by the layer's own rule, without its parameters or a change of its statistics."""
         m = self.module
         if isinstance(m, nn.LayerNorm):

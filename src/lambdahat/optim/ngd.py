@@ -255,7 +255,7 @@ class _Stack:
             if f"axis{axis}_basis" in states[0]:
                 keys = [f"axis{axis}_{field}" for field in FIELDS]
                 parts = (torch.stack([state[key] for state in states]) for key in keys)
-                self.fishers[axis] = OnlineFisher(*parts).settled(first.device.type == "cpu")
+                self.fishers[axis] = OnlineFisher(*parts).with_diagonal(first.device.type == "cpu")
         self.share()
 
     def share(self) -> None:
@@ -265,7 +265,7 @@ class _Stack:
                 for state, view in zip(self.states, getattr(fisher, field).unbind(), strict=True):
                     state[f"axis{axis}_{field}"] = view
 
-    def gathered(self) -> Tensor:
+    def gather(self) -> Tensor:
         """The gradients (S, *shape)."""
         if self.gradient is not None:
             return self.gradient
@@ -323,7 +323,7 @@ class _Batch:
             state["step"] = age + 1
 
     def _work(self, settings: dict[str, Any], now: bool) -> None:
-        gradients, decay = [stack.gathered() for stack in self.stacks], settings["weight_decay"]
+        gradients, decay = [stack.gather() for stack in self.stacks], settings["weight_decay"]
         if decay and settings["decoupled"]:
             torch._foreach_mul_(self.parameters, 1.0 - decay * self._lr)
         elif decay:

@@ -75,18 +75,18 @@ def by_eigenvectors(images: list[Tensor], task: FisherTask) -> Next:
     floor = torch.clamp(task.delta * root[:, -1], min=task.epsilon)
     weights = torch.maximum(root - rest.unsqueeze(-1), floor.unsqueeze(-1))
     rest = torch.maximum(rest, floor)
-    beta = smoothed(weights.sum(-1), rest, task.size, task.alpha).unsqueeze(-1)
+    beta = smoothing_level(weights.sum(-1), rest, task.size, task.alpha).unsqueeze(-1)
     return Next(vectors.mT * (rate / root).unsqueeze(-1), weights, weights / (weights + beta), rest)
 
 
-def smoothed(trace: Tensor, rest: Tensor, size: Tensor, alpha: float | Tensor) -> Tensor:
+def smoothing_level(trace: Tensor, rest: Tensor, size: Tensor, alpha: float | Tensor) -> Tensor:
     """β = ρ + κ = ρ(1 + α) + α·tr(D)/d."""
     return rest * (1.0 + alpha) + alpha * trace / size
 
 
 def by_products(images: list[Tensor], task: FisherTask) -> Next:
     """The same by R' = Z^{−½}RY and D' = max(Z^½ − ρ'I, floor·I), for stacks of any R."""
-    square, real = _filled([torch.bmm(image, image.mT) for image in images])
+    square, real = _pad_and_stack([torch.bmm(image, image.mT) for image in images])
     scale = _column(torch.linalg.matrix_norm(square))
     eye = torch.eye(square.shape[-1], dtype=scale.dtype, device=scale.device)
     # rounding leaves eigenvalues below 0 where the floor is this low
@@ -96,16 +96,16 @@ def by_products(images: list[Tensor], task: FisherTask) -> Next:
     largest = (_largest(square) * scale[:, 0, 0]).sqrt() * task.rate
     rest = (task.mass - _trace(root, real)) / (task.size - real.sum(-1))
     floor = torch.clamp(task.delta * largest, min=task.epsilon)
-    weights = _floored(root - _column(rest) * eye, floor, largest + rest.abs(), eye)
+    weights = _raise_to_floor(root - _column(rest) * eye, floor, largest + rest.abs(), eye)
     rest = torch.maximum(rest, floor)
-    beta = smoothed(_trace(weights, real), rest, task.size, task.alpha)
+    beta = smoothing_level(_trace(weights, real), rest, task.size, task.alpha)
     bound = MARGIN * torch.maximum(largest, floor) + beta
     # β' ≥ ρ' ≥ floor and D' ≥ floor, so that D' + β' ≥ 2δ of its largest eigenvalue
     inverse = _inverse((weights + _column(beta) * eye) / _column(bound), eye, 0.5 * task.delta)
     return Next(whiten, weights, eye - _column(beta / bound) * inverse, rest)
 
 
-def _filled(squares: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _pad_and_stack(squares: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Matrices of different order as one stack (S, R, R), and 1 where a row is one, else 0, (S, R).
 
     The rows that fill up are eigenvectors of an eigenvalue that is not the largest.
@@ -120,7 +120,7 @@ def _filled(squares: list[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.cat(filled), torch.cat(real)
 
 
-def _floored(matrices: Tensor, floor: Tensor, bound: Tensor, eye: Tensor) -> Tensor:
+def _raise_to_floor(matrices: Tensor, floor: Tensor, bound: Tensor, eye: Tensor) -> Tensor:
     """max(X, floor·I) of symmetric X, ‖X‖ ≤ ``bound``: floor + (K + K·sign K)/2, K = X − floor."""
     above = matrices - _column(floor) * eye
     sign = _sign(above / _column(MARGIN * (bound + floor)), NEAR)
@@ -222,7 +222,7 @@ class OnlineFisher:
         """Whether D is kept as its diagonal."""
         return self.weights.ndim == 2
 
-    def settled(self, diagonal: bool) -> OnlineFisher:
+    def with_diagonal(self, diagonal: bool) -> OnlineFisher:
         """The same estimates with D as asked: a state may come from another kind of device."""
         if diagonal == self.diagonal:
             return self

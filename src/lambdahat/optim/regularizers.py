@@ -138,7 +138,7 @@ def absolute_product(product: Product, vectors: list[Tensor], depth: int) -> lis
     off = torch.diag(found.beta, 1)
     values, rotation = torch.linalg.eigh(torch.diag(found.alpha) + off + off.T)
     weights = rotation @ (values.abs() * rotation[0])
-    return shaped(length * (found.basis @ weights.to(found.basis)), vectors)
+    return reshape_like(length * (found.basis @ weights.to(found.basis)), vectors)
 
 
 def dense_hessian(product: Product, parameters: Tensors) -> Tensor:
@@ -155,12 +155,12 @@ class _Flat(LinearOperator):
         self.product, self.like = product, list(like)
 
     def _apply(self, block: Tensor) -> Tensor:
-        columns = [self.product(shaped(column, self.like)) for column in block.T]
+        columns = [self.product(reshape_like(column, self.like)) for column in block.T]
         flat = [torch.cat([part.reshape(-1) for part in column]) for column in columns]
         return torch.stack(flat, dim=1)
 
 
-def shaped(flat: Tensor, like: Tensors) -> list[Tensor]:
+def reshape_like(flat: Tensor, like: Tensors) -> list[Tensor]:
     """A flat vector (P,) as tensors of the shapes of ``like``."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
@@ -273,7 +273,7 @@ class Metric(Rule):
 
     def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
         held = require_product(product, self)
-        out = curved(held, parameters, self.reading, self.depth)
+        out = curvature_term(held, parameters, self.reading, self.depth)
         if self.third_derivative:
             out = _sum(out, require_third(held).third(list(parameters)), 0.5)
         if self.log_determinant:
@@ -312,7 +312,7 @@ class SelectiveL2(Rule):
         self.layers = None if layers is None else tuple(layers)
 
     def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
-        return curved(require_product(product, self), parameters, self.reading, self.depth)
+        return curvature_term(require_product(product, self), parameters, self.reading, self.depth)
 
     def term(self, parameters: Tensors, curvature: Tensors, step: int) -> list[Tensor]:
         if math.isinf(self.omega):
@@ -395,7 +395,7 @@ def layers_of(model: nn.Module) -> tuple[str, ...]:
     return tuple(owner[name] for name in space.names)
 
 
-def curved(product: Product, parameters: Tensors, reading: str, depth: int) -> list[Tensor]:
+def curvature_term(product: Product, parameters: Tensors, reading: str, depth: int) -> list[Tensor]:
     """Hθ by one product, or |H|θ by ``depth`` of them."""
     if reading == "hessian_vector":
         return product(list(parameters))
@@ -408,7 +408,7 @@ def _log_determinant_gradient(product: BatchProduct, parameters: Tensors) -> lis
     out = [torch.zeros_like(parameter) for parameter in parameters]
     for value, vector in zip(values, vectors.T, strict=True):
         if value.abs() > TOP * values.abs().max():
-            out = _sum(out, product.third(shaped(vector, parameters)), float(1 / value))
+            out = _sum(out, product.third(reshape_like(vector, parameters)), float(1 / value))
     return out
 
 

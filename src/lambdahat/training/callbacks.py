@@ -33,7 +33,7 @@ class Tracking:
     ) -> None:
         require_problem(problem)
         self.problem, self.optimizer = problem, optimizer
-        self.trackers = _made(trackers)
+        self.trackers = _make_all(trackers)
         if steps_per_epoch is not None:
             require_count(steps_per_epoch, "steps_per_epoch")
         self.steps_per_epoch = steps_per_epoch
@@ -169,7 +169,7 @@ def tracking(
             track.run.save(track.folder / "training.json")
 
 
-def _made(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
+def _make_all(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
     """Trackers from trackers and names."""
     parts = trackers.split(",") if isinstance(trackers, str) else trackers
     require_type(parts, Sequence, "trackers", "be a list of trackers or names")

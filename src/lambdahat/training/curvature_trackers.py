@@ -74,7 +74,8 @@ def leading_pairs(
     most = require_count(max_matvecs, "max_matvecs", least=count)
     room = min(max(4 * count, ROOM), basis_capacity(operator, count), most, operator.dim)
     state = Krylov(operator, _start(operator, warm, seed), room)
-    starts, settled, every = 0, _Settled(tol, count), LOOK if operator.device.type == "cuda" else 1
+    starts, settled = 0, _Convergence(tol, count)
+    every = LOOK if operator.device.type == "cuda" else 1
     while True:
         state.extend()
         spent = state.products >= most or state.size == operator.dim
@@ -86,7 +87,7 @@ def leading_pairs(
             state.start_again(random_vector(operator, seed, "leading pairs", starts))
             continue
         if spent or broke or settled.look(state, wanted):
-            found = _extracted(state, wanted, count, tol)
+            found = _extract(state, wanted, count, tol)
             sure = not found.status.ok or state.size == operator.dim
             copies = not sure and _copies(state, wanted, count, tol, seed, most)
             found, left = replace(found, cost=state.products), most - state.products
@@ -117,7 +118,7 @@ def _restart(state: Krylov, wanted: Wanted, count: int) -> None:
     state.restart(values[keep], weights[:, keep], couplings[keep], len(older))
 
 
-class _Settled:
+class _Convergence:
     """Whether the wanted Ritz values are accurate, and have been the same for some products.
 
     A warm start can be near an eigenvector that is no longer the leading one, with a residual that
@@ -134,7 +135,7 @@ class _Settled:
         earlier = [old for cost, old in self.seen if cost <= state.products - PATIENCE]
         before = [old for old in earlier if len(old) == self.count]
         self.seen.append((state.products, now))
-        if not before or not bool(_reached(state, wanted, self.count, self.tol).all()):
+        if not before or not bool(_accurate(state, wanted, self.count, self.tol).all()):
             return False
         return float((now - before[-1]).abs().max()) <= self.tol * scale
 
@@ -150,7 +151,7 @@ def _start(operator: LinearOperator, warm: Tensor | None, seed: int) -> Tensor:
     return mixed / length.clamp_min(1e-30) + ADMIXTURE * drawn
 
 
-def _reached(state: Krylov, wanted: Wanted, count: int, tol: float) -> Tensor:
+def _accurate(state: Krylov, wanted: Wanted, count: int, tol: float) -> Tensor:
     """Which of the wanted Ritz values (count,) are accurate to ``tol``, or to rounding."""
     values, _, couplings = state.ritz()
     errors = value_errors(values, couplings.abs())[wanted.select(values, count)]
@@ -160,14 +161,14 @@ def _reached(state: Krylov, wanted: Wanted, count: int, tol: float) -> Tensor:
     return reached
 
 
-def _extracted(state: Krylov, wanted: Wanted, count: int, tol: float) -> Eigenpairs:
+def _extract(state: Krylov, wanted: Wanted, count: int, tol: float) -> Eigenpairs:
     """The wanted Ritz pairs; all of them exact where the space is the whole."""
     values, weights, couplings = state.ritz()
     chosen, whole = wanted.select(values, count), state.size == state.operator.dim
     vectors = state.combine(weights[:, chosen])
     noise = max(state.noise(), state.rounding * float(values.abs().max()))
     residuals = torch.hypot(couplings[chosen], torch.tensor(ROUNDING * noise, dtype=torch.float64))
-    reached = torch.ones(count, dtype=torch.bool) if whole else _reached(state, wanted, count, tol)
+    reached = torch.ones(count, dtype=torch.bool) if whole else _accurate(state, wanted, count, tol)
     status = Status.CONVERGED if bool(reached.all()) else Status.NOT_CONVERGED
     parts = values[chosen], vectors.T, residuals, reached[: len(chosen)]
     return Eigenpairs(*parts, state.products, status)

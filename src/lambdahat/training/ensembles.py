@@ -94,16 +94,16 @@ class StackedModel:
 
     def gradients(self, data: Any, shared: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Gradients by name (S, …), and loss, targets met and targets counted, (3, S)."""
-        gradients, (loss, (met, counted)) = self._mapped(self._gradient, data, shared)
+        gradients, (loss, (met, counted)) = self._map(self._gradient, data, shared)
         return gradients, torch.stack([loss.double(), met.double(), counted.double()])
 
     @torch.no_grad()
     def losses(self, data: Any) -> Tensor:
         """The mean loss of every member on data of its own, (S,)."""
-        loss: Tensor = self._mapped(self._loss, data, shared=False)[0]
+        loss: Tensor = self._map(self._loss, data, shared=False)[0]
         return loss
 
-    def _mapped(self, function: Any, data: Any, shared: bool) -> Any:
+    def _map(self, function: Any, data: Any, shared: bool) -> Any:
         """A function of parameters, fixed tensors and data for all members, its outputs stacked."""
         if not self.one_by_one:
             mapped = vmap(function, in_dims=(0, 0, None if shared else 0))
@@ -121,7 +121,7 @@ class StackedModel:
         sums, size = torch.zeros(3, self.members, dtype=torch.float64, device=self.device), 0
         for data in batches:
             count = len(tree_leaves(data)[0])
-            loss, (met, counted) = self._mapped(self._loss, data, shared=True)
+            loss, (met, counted) = self._map(self._loss, data, shared=True)
             sums += torch.stack([loss.double() * count, met.double(), counted.double()])
             size += count
         return _means(sums, size)
@@ -333,7 +333,7 @@ def fit_many(
     require_count(epochs, "epochs")
     require_count(batch_size, "batch_size")
     seeds, values = _members(seeds, _settings(optimizer, {"lr": lr, **settings}))
-    models = [_made(make_model, seed, device) for seed in seeds]
+    models = [_build(make_model, seed, device) for seed in seeds]
     problem = Problem(models[0], loss, data, device=device)
     if problem.norm != "eval" or problem.loss_function is None:
         raise ValueError(f"loss must be one of the model's output, got {describe(loss)}")
@@ -402,7 +402,7 @@ def _members(seeds: Any, values: dict[str, Any]) -> tuple[tuple[int, ...], dict[
     return found, values
 
 
-def _made(
+def _build(
     make_model: Callable[[int], nn.Module], seed: int, device: torch.device | str | None
 ) -> nn.Module:
     if not callable(make_model) or isinstance(make_model, nn.Module):

@@ -111,11 +111,11 @@ class Feed:
         if self._columns is not None:
             groups = self._from_columns(epoch, start, self.batch_size or 1)
         elif self._dataset is not None:
-            groups = _grouped(self._from_dataset(epoch, start), self.accumulate)
+            groups = _group(self._from_dataset(epoch, start), self.accumulate)
         else:
-            groups = islice(_grouped(self._own(epoch), self.accumulate), start, None)
+            groups = islice(_group(self._own(epoch), self.accumulate), start, None)
         for step, group in enumerate(groups, start=start):
-            yield [self._augmented(batch, epoch, step, part) for part, batch in enumerate(group)]
+            yield [self._change(batch, epoch, step, part) for part, batch in enumerate(group)]
 
     def sample(self, count: int, *names: object) -> Any:
         """Data of ``count`` samples drawn without replacement from ``(seed, *names)``."""
@@ -156,7 +156,7 @@ class Feed:
         kept = list(self.problem.batches)
         return (kept[i] for i in epoch_order(self.seed, epoch, len(kept)).tolist())
 
-    def _augmented(self, batch: Batch, epoch: int, step: int, part: int) -> Batch:
+    def _change(self, batch: Batch, epoch: int, step: int, part: int) -> Batch:
         if self._augment is None:
             return batch
         rng = generator(self.seed, "augment", epoch, step, part)
@@ -214,6 +214,6 @@ def _dataset(batches: Batches) -> tuple[Any, dict[str, Any]] | None:
     return (raw, loading) if readable and not other else None
 
 
-def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+def _group(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
     while group := list(islice(batches, size)):
         yield group

@@ -170,19 +170,19 @@ def _padam_scale(group: Group, state: Mapping[str, Any]) -> Tensor:
 
 def _moments(group: Group, state: Mapping[str, Any]) -> tuple[Tensor, float, float]:
     """The second moment that divides, and the two corrections 1 − βᵗ."""
-    moment = _stated(state, "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq")
-    first, second = (1 - float(beta) ** float(_stated(state, "step")) for beta in group["betas"])
+    moment = _entry(state, "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq")
+    first, second = (1 - float(beta) ** float(_entry(state, "step")) for beta in group["betas"])
     return moment.double(), first, second
 
 
 def _rmsprop_scale(group: Group, state: Mapping[str, Any]) -> Tensor:
-    square: Tensor = _stated(state, "square_avg").double()
+    square: Tensor = _entry(state, "square_avg").double()
     if group.get("centered"):
-        square = square - _stated(state, "grad_avg").double().square()
+        square = square - _entry(state, "grad_avg").double().square()
     return square.clamp_min(0.0).sqrt() + float(group["eps"])
 
 
-def _stated(state: Mapping[str, Any], key: str) -> Any:
+def _entry(state: Mapping[str, Any], key: str) -> Any:
     if key not in state:
         raise ValueError(
             "optimizer must have taken a step, got one without state; its preconditioner is not"

@@ -158,7 +158,7 @@ class RecordedGradients:
         self._side = side_stream(subject.device)
         self.replay = Replay(subject.device)
         self._forms: dict[Hashable, _Form] = {}
-        self._on = _plain(subject)
+        self._on = _is_plain(subject)
 
     def __call__(self, group: list[Batch]) -> tuple[list[Tensor], Tensor] | None:
         """[Σ loss, targets met, targets counted] of a step and the norm of its gradient."""
@@ -168,7 +168,7 @@ class RecordedGradients:
         key = self._key(group, leaves)
         form = self._forms.get(key)
         full = form is None and len(self._forms) == MOST_FORMS
-        if full or _hooked(self.subject.model, self.parameters):
+        if full or _has_hooks(self.subject.model, self.parameters):
             self._on = False
             self._forms.clear()
             return None
@@ -255,7 +255,7 @@ class _Form:
             torch._foreach_add_([place for place, _ in more], [gradient for _, gradient in more])
 
 
-def _plain(subject: TrainingSubject) -> bool:
+def _is_plain(subject: TrainingSubject) -> bool:
     """Whether all that runs in a step is the model and the library's own code."""
     evaluate = subject.problem._evaluate
     if not isinstance(evaluate, Evaluator) or subject.model is None or subject.judged:
@@ -263,7 +263,7 @@ def _plain(subject: TrainingSubject) -> bool:
     return evaluate.model_loss or not isinstance(evaluate.loss, Custom)
 
 
-def _hooked(model: nn.Module | None, parameters: list[Tensor]) -> bool:
+def _has_hooks(model: nn.Module | None, parameters: list[Tensor]) -> bool:
     """Whether hooks watch the passes of any layer: a replay would not call them."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(nn.modules.module, f"_global{name}") for name in names):
@@ -287,11 +287,11 @@ def _host_state(model: nn.Module) -> list[Any]:
     if device.type == "cuda":
         state.append(torch.cuda.get_rng_state(device).tolist())
     for layer in model.modules():
-        state += [(name, _shown(value)) for name, value in vars(layer).items()]
+        state += [(name, _fingerprint(value)) for name, value in vars(layer).items()]
     return state
 
 
-def _shown(value: Any) -> Any:
+def _fingerprint(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.data_ptr()
     if isinstance(value, list | tuple | dict | set):
