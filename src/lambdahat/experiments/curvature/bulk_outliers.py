@@ -53,8 +53,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     """One row of a matrix, or two of a network: half-way through training and at the end."""
     if cell["part"] == "matrix":
         return [_matrix_row(cell, device)]
-    found = training.images(cell, device)
-    model = training.network(cell["network"], found, cell["seed"])
+    model, found = training.model_and_images(cell, device)
     # images that were not trained on stand for the true loss
     swapped = training.Images(found.held_out, found.training, found.classes)
     problem, other = (training.curvature_problem(model, part, cell) for part in (found, swapped))

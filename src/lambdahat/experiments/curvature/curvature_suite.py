@@ -187,8 +187,7 @@ def cells(config: SuiteScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Train; then a row per spectrum, one for the diagonal, one per line of the landscape."""
-    found = training.images(cell, device)
-    model = training.network(cell["network"], found, cell["seed"])
+    model, found = training.model_and_images(cell, device)
     training.train_by_sgd(model, found, cell, DECAY)
     problem = training.curvature_problem(model, found, cell)
     common = {"parameters": problem.num_parameters, **training.final_row(model, found)}

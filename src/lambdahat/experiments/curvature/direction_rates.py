@@ -44,8 +44,8 @@ def cells(config: DirectionScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Train; then the rates of every optimiser at that point, one row each: R of Eq. 6.1."""
-    found, seed = training.images(cell, device), cell["seed"]
-    model = training.network(cell["network"], found, seed)
+    model, found = training.model_and_images(cell, device)
+    seed = cell["seed"]
     # Adam, as Padam at p = ½: its second moments are what the rates come from
     adam = Padam(model.parameters(), RATE, p=POWERS[0], amsgrad=False)
     training.train(Problem(model, "cross_entropy", found.training), cell, adam)

@@ -129,8 +129,7 @@ def damped_cells(config: DampedScale) -> list[Cell]:
 
 def damped_run(cell: Cell, device: str) -> list[Row]:
     """Rows of some epochs, and one for the end with λ₁."""
-    found = training.images(cell, device)
-    model = training.network(cell["network"], found, cell["seed"])
+    model, found = training.model_and_images(cell, device)
     history = train(model, found, cell)
     rows = epoch_rows(history, found.classes)
     end = end_row(history, rows, cell["epochs"], found.classes)
@@ -185,8 +184,7 @@ def cells(config: OrderScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for every epoch, and one for the whole with the mean training error along the way."""
-    found = training.images(cell, device)
-    model = training.network(cell["network"], found, cell["seed"])
+    model, found = training.model_and_images(cell, device)
     history = train(model, found, cell)
     rows = epoch_rows(history, found.classes)
     end = end_row(history, rows, cell["epochs"], found.classes)

@@ -56,8 +56,7 @@ class SpectralRates:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row per epoch: error of the iterate and of the average, rate and momentum."""
-    found = training.images(cell, device)
-    model = training.network(cell["network"], found, cell["seed"])
+    model, found = training.model_and_images(cell, device)
     problem = Problem(model, "cross_entropy", found.training)
     optimizer, schedule = _optimizer(model, cell)
     given = cell, optimizer, schedule, found.held_out, [SpectralRates()]

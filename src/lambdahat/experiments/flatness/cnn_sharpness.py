@@ -113,8 +113,7 @@ def decay_cells(scale: CnnDecayScale) -> list[Cell]:
 
 def decay_run(cell: Cell, device: str) -> list[Row]:
     """A row for each mode of the batch norm."""
-    found = training.images(cell, device)
-    model = training.network(cell["network"], found, cell["seed"])
+    model, found = training.model_and_images(cell, device)
     training.train_by_sgd(model, found, cell, cell["decay"])
     rows = modes_rows(model, found, cell)
     return [{**row, "excess": row["validation loss"] - row["loss"]} for row in rows]
@@ -276,8 +275,7 @@ def gadam_cells(scale: GadamSharpnessScale) -> list[Cell]:
 
 def gadam_run(cell: Cell, device: str) -> list[Row]:
     """A row per epoch, then one per mode of the batch norm; Gadam's are those of its average."""
-    found = training.images(cell, device)
-    model = training.network(cell["network"], found, cell["seed"])
+    model, found = training.model_and_images(cell, device)
     if cell["optimizer"] == "SGD":
         history = training.train_by_sgd(model, found, {**cell, "rate": SGD_RATE}, SGD_DECAY)
     else:

@@ -55,8 +55,7 @@ def cells(config: MlpDecayScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row per epoch, with λ₁ and tr(H²)/P at some of them, and the spectrum in the last."""
-    found = training.images(cell, device)
-    model = training.network(cell["network"], found, cell["seed"])
+    model, found = training.model_and_images(cell, device)
     problem = training.curvature_problem(model, found, cell)
 
     def sharpness() -> Row:

@@ -77,8 +77,7 @@ def cells(config: RankDegeneracyScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Rows at the start and along the training, for each curvature and mode of the batch norm."""
-    found = training.images(cell, device)
-    model = training.network(cell["network"], found, cell["seed"])
+    model, found = training.model_and_images(cell, device)
     modes = training.modes_of(model)
     problems = {mode: training.curvature_problem(model, found, cell, mode) for mode in modes}
     bound = claimed_bound(problems["eval"], model, math.prod(found.shape), found.classes)

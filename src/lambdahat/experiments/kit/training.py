@@ -108,6 +108,12 @@ def network(name: str, found: Images, seed: int) -> nn.Module:
     return on_device(make(channels=found.shape[0], classes=found.classes, seed=seed), device)
 
 
+def model_and_images(cell: Cell, device: str) -> tuple[nn.Module, Images]:
+    """A cell's network, initialised by its seed, and its images."""
+    found = images(cell, device)
+    return network(cell["network"], found, cell["seed"]), found
+
+
 def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
     """A network of convolutions on a device; on a GPU with channels last, as tensor cores read."""
     model.to(device)
