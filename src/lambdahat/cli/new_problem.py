@@ -39,7 +39,7 @@ def train(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
 """,
     "images": """def make_problem() -> lh.Problem:
     # HERE: your model, such as torchvision.models.resnet18(num_classes=10)
-    model = lh.models.preresnet(8, classes=10, seed=0)
+    model = lh.models.preresnet(11, classes=10, seed=0)
     # HERE: its weights: model.load_state_dict(torch.load("weights.pt", map_location="cpu"))
     # HERE: your data, a Dataset, a DataLoader (without shuffling) or tensors
     images = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
