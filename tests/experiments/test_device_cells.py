@@ -76,7 +76,7 @@ def test_a_run_stores_each_cell_once_and_begins_none_that_is_too_long(
         options = [
             "--out",
             str(tmp_path),
-            "--seconds=100",
+            "--seconds=300",
             "--gpu=0",
             "--cpu=1",
             f"--guess={guess}",
@@ -87,7 +87,7 @@ def test_a_run_stores_each_cell_once_and_begins_none_that_is_too_long(
 
     one, other = "deep-linear-toy/smoke@cpu", "vector-fields/smoke@cpu"
     store, cells = Store(tmp_path, "deep-linear-toy", "smoke"), script.works(one, {})
-    assert f"0 of {len(cells)} cells" in run(one, guess=200)
+    assert f"0 of {len(cells)} cells" in run(one, guess=600)
     assert not store.finished()
     run(one, guess=1)
     assert store.finished() == {key_of(work.cell) for work in cells}
