@@ -164,9 +164,7 @@ def require_interval(value: Any, name: str, least: float = -math.inf) -> tuple[f
 
 
 def did_you_mean(value: Any, choices: Collection[str]) -> str:
-    """A question with the choice that is spelt most like an unknown one; empty where none is
-    near.
-    """
+    """Suggest the choice that is spelt most like an unknown one; empty where none is near."""
     if not isinstance(value, str) or value in choices:
         return ""
     folded = {choice.casefold(): choice for choice in choices}

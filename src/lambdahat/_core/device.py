@@ -125,9 +125,7 @@ class Replay:
 
 @contextmanager
 def beside(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """What is inside runs on a stream of its own, after what came before and before what comes
-    after.
-    """
+    """Run what is inside on another stream, in order with what comes before and after."""
     if stream is None:
         yield
         return

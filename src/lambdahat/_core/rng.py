@@ -24,9 +24,7 @@ def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> 
 
 
 def derived_seed(seed: int, *names: object) -> int:
-    """The seed of the stream ``(seed, *names)``, for a function that takes a seed and names its
-    streams itself.
-    """
+    """The seed of the stream ``(seed, *names)``, for functions that name streams themselves."""
     require_count(seed, "seed", least=0)
     text = "\x1f".join([str(seed), *(str(name) for name in names)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

@@ -252,9 +252,7 @@ class Result:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        """A small table for notebooks: every field that says something, and the status with its
-        remedy.
-        """
+        """A small table for notebooks: the fields, and the status with its remedy."""
         named = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}  # type: ignore[arg-type]
         cells = {name: _short(value) for name, value in named.items() if not _is_empty(value)}
         for name, value in named.items():
@@ -293,9 +291,7 @@ class Result:
         return fields
 
     def save(self, path: str | Path) -> Path:
-        """Write to ``path`` (".json" is added when missing), atomically; arrays go beside it as
-        .npz.
-        """
+        """Write to ``path`` (".json" is added when missing), atomically; arrays go to an .npz."""
         path = _json_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, NDArray[Any]] = {}
@@ -358,9 +354,7 @@ class Result:
 
 
 def _short(value: Any) -> str:
-    """A value for the text of a result: long arrays by shape, results by value or name, the first
-    few of many.
-    """
+    """A value in a result's text: long arrays by shape, results by name, the first few of many."""
     if isinstance(value, Tensor | np.ndarray):
         if value.ndim == 0:
             return _short(value.item())
@@ -431,9 +425,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def is_result_file(path: Path) -> bool:
-    """Whether a JSON file holds a result; a damaged one counts, so that whoever reads it finds the
-    damage.
-    """
+    """Whether a JSON file holds a result; a damaged one counts, so that its reader notices."""
     blob = path.read_bytes()
     try:
         document = json.loads(blob.decode("utf-8"))
@@ -453,9 +445,7 @@ def is_result_file(path: Path) -> bool:
 
 
 def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
-    """The arrays beside the result at ``path``, which says (``told``) where they are and what their
-    digest is.
-    """
+    """The arrays beside the result at ``path``, checked against the digest that it holds."""
     if told is None:
         return {}
     file = path.with_name(told["file"])
@@ -480,9 +470,7 @@ def unpacked_size(packed: int) -> int:
 
 
 def bounded_stream(stream: Any, path: Path) -> IO[bytes]:
-    """A stream of what a packed file unpacks to, which ends in ``ValueError`` beyond
-    ``unpacked_size``.
-    """
+    """A stream of an unpacked file that raises ``ValueError`` beyond ``unpacked_size``."""
     return io.BufferedReader(_Bounded(stream, path), BUFFER)
 
 
@@ -639,11 +627,7 @@ def _kind(name: str, fields: Iterable[str]) -> type[Result] | None:
 
 
 def _require_kinds(kind: type[Result], fields: Mapping[str, Any]) -> None:
-    """Refuse plainly wrong fields, such as text for a number: a figure or a page would fail on
-    them, and name no file.
-
-    This reads the annotations of the class and judges only what they leave no doubt about.
-    """
+    """Refuse fields that contradict their annotations, on which a figure would fail later."""
     for part in dataclasses.fields(kind):  # type: ignore[arg-type]
         hint, value = str(part.type), fields.get(part.name)
         if part.name not in fields or (value is None and "None" in hint):

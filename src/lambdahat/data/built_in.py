@@ -40,9 +40,7 @@ def digits() -> tuple[Tensor, Tensor]:
     {"seed": 0, "held_out": 0.2},
 )
 def digits_split(seed: int = 0, held_out: float = 0.2) -> Split:
-    """``digits()`` split at random by ``seed`` into (training, held-out) pairs; ``held_out`` is the
-    fraction held out.
-    """
+    """``digits()`` split at random by ``seed``; ``held_out`` is the fraction of the test part."""
     require_number(held_out, "held_out", "(0, 1)")
     x, y = digits()
     order = torch.randperm(len(x), generator=generator(seed, "digits_split"))

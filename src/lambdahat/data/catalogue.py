@@ -134,9 +134,7 @@ def load(name: str, folder: str | Path | None = None, verify: bool = True, **opt
 
 
 def load_text(name: str, folder: str | Path | None = None, verify: bool = True) -> Text:
-    """A text as one sequence of token indices, with its vocabulary; located and verified as by
-    ``load``.
-    """
+    """A text as token indices with its vocabulary, found and verified as by ``load``."""
     texts = [key for key, entry in CATALOGUE.items() if "length" in entry.options]
     read = _read(require_choice(name, "name", texts), folder, verify)
     assert isinstance(read, Text)
@@ -162,10 +160,7 @@ def _read(name: str, folder: str | Path | None, verify: bool, **options: Any) ->
 
 
 def data_digest(name: str, folder: str | Path | None = None) -> str | None:
-    """A digest of a data set as it is now, None where it is not here.
-
-    It is one of the unpacked files by name, of those that come with the package one of the tensors.
-    """
+    """A digest of a data set's unpacked files or made tensors; None where it is not here."""
     if _entry(name).bundled:
         return _bundled_digest(name)
     found = locate(name, folder)
@@ -232,8 +227,7 @@ def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None
 def check(name: str, folder: str | Path | None = None) -> Found:
     """Return the folder of a data set; raise if a file is missing, empty or not the published one.
 
-    Of the files in ``unpublished`` of the answer no more than the size is known, so that other
-    contents pass here.
+    Files in ``unpublished`` of the answer are compared by size alone.
     """
     entry = _entry(name)
     found = locate(name, folder)

@@ -76,8 +76,7 @@ def verify_bytes(data: bytes, name: str, size: int | None, digest: str, cure: st
 def contents(path: Path, size: int | None = None) -> bytes:
     """The bytes of a file, unpacked if it is gzip.
 
-    Unpacking stops where there is more than ``size``, the published size, or where none is known,
-    far more than the file's own size.
+    Refused beyond ``size`` or, where that is unknown, far beyond the file's own size.
     """
     packed = path.stat().st_size
     with path.open("rb") as stream:
@@ -356,12 +355,7 @@ def _run(command: Sequence[str], folder: str) -> None:
 
 
 def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> None:
-    """Write the named files of a packed tar archive, and only those: nothing in it chooses where it
-    goes.
-
-    An archive that holds a path out of its folder, a link or a device is none of a data set's, and
-    is refused whole.
-    """
+    """Write the named files of a tar archive; one with links, devices or outer paths is refused."""
     try:
         with (
             bounded_stream(gzip.open(archive, "rb"), archive) as unpacked,
@@ -419,11 +413,7 @@ def _write(data: bytes, file: File, folder: Path) -> None:
 
 
 def _accept(part: Path, target: Path, file: File) -> None:
-    """Make a verified ``part`` the file; a wrong one goes, so that the next attempt starts afresh.
-
-    An older copy, unpacked beside a packed one or packed beside an unpacked one, goes too: it might
-    be read instead.
-    """
+    """Make a verified ``part`` the file; remove a wrong one, and any older copy beside the file."""
     try:
         verify_bytes(contents(part, file.size), target.name, file.size, file.digest)
     except ValueError:

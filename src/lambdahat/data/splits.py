@@ -65,9 +65,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A tokenised text: ``train``, ``test`` and, if there is one, ``valid``, (n,) int64, with its
-    vocabulary.
-    """
+    """A tokenised text: ``train``, ``test`` and perhaps ``valid``, (n,) int64, and vocabulary."""
 
     train: Tensor
     test: Tensor

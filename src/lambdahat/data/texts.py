@@ -18,9 +18,7 @@ END, UNKNOWN = "<eos>", "<unk>"
 
 
 def streams(tokens: Tensor, batch_size: int) -> Tensor:
-    """Split a text into ``batch_size`` equal rows, (batch_size, n), which a recurrent network reads
-    in parallel.
-    """
+    """A text as ``batch_size`` equal rows, which a recurrent network reads in parallel."""
     require_count(batch_size, "batch_size", most=len(tokens))
     width = len(tokens) // batch_size
     return tokens[: batch_size * width].view(batch_size, width)

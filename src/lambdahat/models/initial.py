@@ -33,11 +33,9 @@ def he(layer: nn.Module, rng: torch.Generator) -> None:
 
 
 def initialize(model: nn.Module, seed: int, name: str, draw: Draw = uniform) -> None:
-    """Draw every layer by ``draw(layer, rng)`` from the stream ``(seed, name)``; norm layers start
-    as the identity.
+    """Draw every layer by ``draw(layer, rng)`` from ``(seed, name)``; norms start as the identity.
 
-    A module made on the meta device is first given memory: building it there keeps the layers' own
-    initialisation from drawing from the global generator.
+    A module made on the meta device, where nothing draws from torch's generator, gets memory first.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device="cpu")

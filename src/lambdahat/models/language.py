@@ -18,11 +18,9 @@ State = list[tuple[Tensor, Tensor]]
 
 
 class LSTMLanguageModel(nn.Module):
-    """Embedding, LSTM layers, and a read-out with the embedding's own weights: tokens (B, T) ↦
-    logits (B, T, V).
+    """Embedding, LSTM layers, and a read-out with the embedding's weights: (B, T) ↦ (B, T, V).
 
-    The last layer is as wide as the embedding, so that the read-out can share its weights (Merity
-    et al., 2017).
+    The last layer is as wide as the embedding, to share its weights (Merity et al., 2017).
     """
 
     def __init__(
@@ -47,11 +45,7 @@ class LSTMLanguageModel(nn.Module):
         return self._run(tokens, None)[0]
 
     def advance(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Logits, and the state after the last token, cut off from the graph, for the next stretch
-        of the text.
-
-        Truncated back-propagation through time: pass the state of one stretch to the next.
-        """
+        """Logits and the detached state after the last token, for the next stretch of the text."""
         logits, after = self._run(tokens, state)
         return logits, [(h.detach(), c.detach()) for h, c in after]
 
@@ -183,11 +177,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token and position embeddings, blocks, a norm, and a read-out with the token embedding's own
-    weights.
+    """Token and position embeddings, blocks, a norm, and a read-out with the token embedding.
 
-    tokens (B, T) ↦ logits (B, T, V), the logits at t from the tokens up to t; T at most
-    ``context``.
+    Tokens (B, T) ↦ logits (B, T, V), those at t from the tokens up to t; T ≤ ``context``.
     """
 
     def __init__(

@@ -118,8 +118,7 @@ class HasAverage(Optimizer):
 
     @contextmanager
     def average(self) -> Iterator[None]:
-        """The averaged weights stand in the parameters inside the block; afterwards the iterates
-        are back, bit for bit.
+        """The averaged weights replace the parameters inside the block.
 
         Running statistics of batch norm are not touched: see ``averaged_model``.
         """
@@ -356,11 +355,7 @@ class Lookahead(Wrapper):
 
 
 class Averaged(OwnsAverage, Wrapper):
-    """``base`` with its iterates averaged from step ``average_start`` on, every ``average_every``
-    steps.
-
-    The average is read, started and stopped as ``Gadam``'s is; the steps are ``base``'s.
-    """
+    """``base`` with its iterates averaged from step ``average_start`` on, as ``Gadam`` does."""
 
     OWN = ("average",)
 

@@ -137,9 +137,7 @@ class Descent(Optimizer):
 
 
 class ObservingDescent(Descent):
-    """A descent whose direction comes from ``observe(problem)``, every ``every`` steps of the first
-    parameter group (None: once).
-    """
+    """A descent whose direction comes from ``observe(problem)``, every ``every`` steps."""
 
     @abstractmethod
     def observe(self, problem: Problem) -> None:

@@ -64,8 +64,7 @@ def rows_of(layer: Layer, x: Tensor, g: Tensor) -> LayerRows | None:
 
 
 def explain(rows: LayerRows, gradients: Sequence[Tensor]) -> bool:
-    """Whether the gradients of weight (and bias) are the sum over the rows: seen by their product
-    with one vector.
+    """Whether the gradients are the sum over the rows, judged by their product with one vector.
 
     Not so after accumulation, clipping or unscaling, or where a penalty is part of the loss.
     """

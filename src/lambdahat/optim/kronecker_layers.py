@@ -68,10 +68,9 @@ class Layer(ABC):
 
     @abstractmethod
     def collect(self, sums: Sums, x: Tensor, g: Tensor, state: State, inputs: bool = True) -> int:
-        """Add the moments of one call with input x and output gradient g; the number of rows.
+        """Add the moments of one call (input x, output gradient g); return the number of rows.
 
-        ``state`` may hold an eigenbasis (EKFAC). ``inputs=False`` leaves out what does not depend
-        on g.
+        ``state`` may hold an eigenbasis (EKFAC). ``inputs=False`` adds only what depends on g.
         """
 
     @abstractmethod
@@ -199,11 +198,9 @@ class Embedding(Layer):
 
 
 class NormLayer(Layer):
-    """A normalisation layer γ ⊙ x̂ + β: one small block of (γ, β) for each unit (Osawa et al.
-    2019).
+    """A normalisation layer γ ⊙ x̂ + β: a block of (γ, β) for each unit (Osawa et al. 2019).
 
-    Its matrix is (1, units, k), k the number of its trained parameters, and its moment F (units, k,
-    k).
+    Its matrix is (1, units, k), k the number of trained parameters; its moment is (units, k, k).
     """
 
     def collect(self, sums: Sums, x: Tensor, g: Tensor, state: State, inputs: bool = True) -> int:
@@ -432,12 +429,7 @@ def _leading(moment: Tensor, start: Tensor | None, rank: int) -> tuple[Tensor, T
 
 
 def _turn(state: State, name: str) -> None:
-    """The eigenbases of the moments, and the second moments "squares" (g, m, n) carried over to
-    them (EKFAC).
-
-    Those of the old basis give in the new one the diagonal of the same matrix; the first are KFAC's
-    own, λ_G λ_Aᵀ.
-    """
+    """Update the eigenbases and carry the second moments "squares" (g, m, n) over to them."""
     A, G = state["A"], state["G"]
     if not G.isfinite().all():
         raise RuntimeError(

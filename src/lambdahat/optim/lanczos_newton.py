@@ -105,13 +105,10 @@ class LanczosNewton(ObservingDescent):
         return steps
 
     def _precondition(self, gradients: Directions, eta: float, damping: float) -> Directions:
-        """Σ_i φ_i φ_iᵀg / (η|λ_i| + δ) + (g − Σ_i φ_i φ_iᵀg) / δ.
-
-        What is left of g is projected twice: Ritz vectors are orthogonal to about √ε, and 1/δ would
-        amplify that.
-        """
+        """Σ_i φ_i φ_iᵀg / (η|λ_i| + δ) + (g − Σ_i φ_i φ_iᵀg) / δ."""
         values = self.state[self.all_parameters()[0]]["ritz_values"]
         rest, inside = {p: g.reshape(-1) for p, g in gradients.items()}, torch.zeros_like(values)
+        # twice: Ritz vectors are orthogonal to about √ε, which 1/δ would amplify
         for _ in range(2):
             overlaps = torch.zeros_like(values)
             for parameter, left in rest.items():

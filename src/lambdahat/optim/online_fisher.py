@@ -31,11 +31,9 @@ MARGIN = 1.02
 
 
 class FisherTask(NamedTuple):
-    """What fixes the next estimate beside RY/rate; tensors are (S,) in float64, for all stacks one
-    after the other.
+    """What fixes the next estimate beside RY/rate; tensors are (S,) in float64.
 
-    ``rate`` is η/N, ``mass`` tr Y, ``least`` the floor ρ(1 − η) of the singular values of RY,
-    ``size`` d.
+    ``rate`` is η/N, ``mass`` tr Y, ``least`` the floor ρ(1 − η) of the singular values of RY.
     """
 
     rate: Tensor
@@ -106,14 +104,12 @@ def by_products(images: list[Tensor], task: FisherTask) -> Next:
 
 
 def _pad_and_stack(squares: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Matrices of different order as one stack (S, R, R), and 1 where a row is one, else 0, (S, R).
-
-    The rows that fill up are eigenvectors of an eigenvalue that is not the largest.
-    """
+    """Matrices of several orders as one stack (S, R, R), and 1 for each real row, (S, R)."""
     most = max(square.shape[-1] for square in squares)
     filled, real = [], []
     for square in squares:
         lack = most - square.shape[-1]
+        # rows that fill up are eigenvectors of an eigenvalue that is not the largest
         diagonal = pad(torch.zeros_like(square[..., 0]), (0, lack), value=1.0) * square[:, :1, 0]
         filled.append(pad(square, (0, lack, 0, lack)) + torch.diag_embed(diagonal))
         real.append(pad(torch.ones_like(square[..., 0]), (0, lack)))
@@ -271,10 +267,9 @@ def default_rank(size: int, rank: int | None = None) -> int:
 
 
 def start(rows: Tensor, rank: int, smoothing: Smoothing, diagonal: bool) -> OnlineFisher:
-    """The estimate after five updates with the first rows X (S, N, d) and η = 0.9, from random
-    orthonormal rows.
+    """The estimate after five updates with the first rows X (S, N, d) and η = 0.9.
 
-    The start is the multiple of the identity with the trace of XᵀX/N, split evenly between D and ρ.
+    It starts at the multiple of the identity with the trace of XᵀX/N, on random orthonormal rows.
     """
     stack, count, size = rows.shape
     basis = _random_rows(rank, size).to(rows).repeat(stack, 1, 1)
@@ -366,11 +361,7 @@ def _constants(values: tuple[int, ...], stacks: tuple[int, ...], device: torch.d
 
 
 def _images(pool: list[Seen], stacks: list[int], keep: Tensor, rest: Tensor) -> list[Tensor]:
-    """RXᵀX + keep·(D + ρI)R, (S, R, d), with keep = N(1 − η)/η: that is N/η times RY, Y the
-    full-rank successor of F.
-
-    Where D is full, in float64: on a GPU that is no dearer.
-    """
+    """RXᵀX + keep·(D + ρI)R = (N/η)·RY, (S, R, d), keep = N(1 − η)/η; float64 where D is full."""
     fishers = [one.fisher for one in pool]
     if fishers[0].diagonal:
         weights = torch.cat([fisher.weights for fisher in fishers])

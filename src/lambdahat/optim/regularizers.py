@@ -124,11 +124,9 @@ def batch_product(loss: Tensor, parameters: Tensors) -> BatchProduct:
 
 
 def absolute_product(product: Product, vectors: list[Tensor], depth: int) -> list[Tensor]:
-    """|H| v, where |H| has the absolute eigenvalues of H: ‖v‖·Q|T|e₁ from ``depth`` Lanczos steps
-    that start at v.
+    """|H| v, |H| of absolute eigenvalues: ‖v‖·Q|T|e₁ from ``depth`` Lanczos steps from v.
 
-    One product a step; exact where ``depth`` reaches the number of distinct eigenvalues that v has
-    a part in.
+    Exact where ``depth`` reaches the number of distinct eigenvalues that v has a part in.
     """
     flat = torch.cat([vector.detach().reshape(-1) for vector in vectors])
     length = torch.linalg.vector_norm(flat)

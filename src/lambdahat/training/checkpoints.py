@@ -390,11 +390,7 @@ APART = ("settings", "free")  # the one is compared entry by entry, the other no
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model and its data by name, enough to make both again.
-
-    ``settings`` is what else decides the numbers of the run, ``free`` what may change when it is
-    resumed.
-    """
+    """A model and its data by name; ``free`` is what may change when the run is resumed."""
 
     model: str
     data: str

@@ -275,11 +275,10 @@ BY_MEMBER = ("lr", "momentum", "weight_decay", "alpha")
 
 @dataclass(frozen=True)
 class Ensemble(Result):
-    """Members trained by ``fit_many``: curves (S, epochs), NaN where there is none, and stacked
-    tensors (S, …) by name.
+    """Members trained by ``fit_many``: curves (S, epochs) and stacked tensors (S, …) by name.
 
-    ``loss`` and ``accuracy`` are means over the batches of an epoch, as they were met; ``settings``
-    holds numbers, or a tuple of one for each member.
+    ``loss`` and ``accuracy`` are means over the batches of an epoch, NaN where there are none;
+    ``settings`` holds numbers, or a tuple of one for each member.
     """
 
     seeds: tuple[int, ...]

@@ -30,11 +30,7 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StepRule:
-    """The linearised step of an optimiser: ``rates`` α_i/d_i (P,), coupled ``decay`` (P,), and the
-    ``threshold``.
-
-    A parameter that the optimiser does not hold has rate 0: it does not move.
-    """
+    """The linearised step: ``rates`` α_i/d_i (P,), 0 where nothing moves; ``decay`` (P,)."""
 
     rates: Tensor
     decay: Tensor

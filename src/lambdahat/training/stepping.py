@@ -276,11 +276,7 @@ def _has_hooks(model: nn.Module | None, parameters: list[Tensor]) -> bool:
 
 
 def _host_state(model: nn.Module) -> list[Any]:
-    """What a step may change on the host: random generators, and the plain attributes of layers.
-
-    Tensors count by their place, so that one which a step replaces shows; collections by their
-    length.
-    """
+    """Random generators, and the layers' attributes: tensors by place, collections by length."""
     state: list[Any] = [random.getstate(), torch.get_rng_state().tolist()]
     state.append(str(np.random.get_state()))  # noqa: NPY002 (it is the user's, and only looked at)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
@@ -431,10 +427,7 @@ class Stepper:
         return sums, graphs
 
     def _norms(self, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The norms of update and gradient, and 1; all 0 if the scaled gradient overflowed.
-
-        An update is the preconditioned gradient if the optimiser has one, else the gradient.
-        """
+        """The norms of update and gradient, and 1; all 0 if the scaled gradient overflowed."""
         own = [getattr(inner, "update_norm", None) for inner in chain(self.optimizer)]
         update = next((each for each in own if isinstance(each, Tensor)), norm).double()
         one = torch.ones_like(norm)

@@ -57,8 +57,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one measurement: between ``fewest`` and ``most`` products (or gradients) over
-    ``samples`` samples.
+    """Cost of one measurement, in products or gradients over ``samples`` samples.
 
     0 products are a closed form: the time of a few gradients.
     """
@@ -75,11 +74,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class TrackerReading:
-    """One measurement: numbers by column, what it cost, how it ended, and the full result where
-    there is one.
-
-    ``settings`` are numbers that the values depend on, with columns of their own.
-    """
+    """One measurement; ``settings`` are numbers that the values depend on, with own columns."""
 
     values: Mapping[str, float | Estimate]
     cost: int = 0
