@@ -1,24 +1,16 @@
 """Lanczos on a symmetric operator, its basis kept orthonormal to a tenth of √ε or better.
 
 Vectors are kept in the operator's dtype, scalars in float64: float32 dot products would cap the
-accuracy of Lanczos at about 2e-5. A basis is stored one vector a row, so that reorthogonalisation
-is two contiguous gemv; ``Basis`` says where else it may be.
+accuracy at about 2e-5. A basis is stored one vector a row, so that reorthogonalisation is two
+contiguous gemv, on the device, on the host or in half as many bytes. On the host it is streamed
+through the device once for each Gram–Schmidt pass. In half the bytes (bfloat16 for float32, float32
+for float64) rounding errs by |e_i| ≤ ε'|q_i| with random signs, so a pass leaves w·e behind, about
+ε'/√P for spread-out eigenvectors: below the √ε that semi-orthogonality asks for (Simon 1984) from
+P = 10⁵ on. It is part of the noise that a run reports. The two newest vectors are kept whole.
 
-Where the vectors of a Krylov basis are kept: on the device, on the host, or in half as many
-bytes.
-
-On the host they are streamed through the device once for each Gram–Schmidt pass. In half the bytes
-(bfloat16 for float32, float32 for float64) a basis does for that pass: rounding errs by e with
-|e_i| ≤ ε'|q_i|, of random sign, so a pass leaves w·e behind, about ε'/√P where eigenvectors spread
-over all parameters: below the √ε that semi-orthogonality asks for (Simon 1984) from P = 10⁵ on.
-What it comes to is in the noise that a run reports. The two newest vectors, which the recurrence
-needs, are kept whole.
-
-Lanczos steps on a GPU as replays of one CUDA graph: on small problems a step is bound by its
-thirty launches.
-
-The number of the step is on the device, and Gram–Schmidt runs over the whole basis, whose unwritten
-rows are zeros, so that every step does the same operations on the same memory.
+On a GPU the steps of small problems, bound by their thirty launches, are replays of one CUDA graph:
+the number of the step is on the device, and Gram–Schmidt runs over the whole basis, whose unwritten
+rows are zeros.
 """
 
 from __future__ import annotations

@@ -4,13 +4,10 @@ A *product* is built once for a batch at fixed parameters and then called with t
 per parameter, or with a block of them along a leading dimension. Building runs the model; calling a
 kept product is backward passes only.
 
-Convolutions whose second derivative runs at the speed of the first.
-
-PyTorch differentiates the gradient of a convolution by convolutions of odd shapes (batch and
-channels exchanged, images as kernels), which libraries serve badly. Here a convolution y = x ∗ w is
-given by its three kernels, forward, gradient of the input and gradient of the weight, and so is
-every derivative of them; a Hessian–vector product then costs six such kernels a layer against the
-gradient's three.
+PyTorch differentiates the gradient of a convolution by convolutions of odd shapes, which libraries
+serve badly. Here a convolution is given by its three kernels, forward, gradient of the input and
+gradient of the weight, and so is every derivative: a Hessian–vector product costs six such kernels
+a layer against the gradient's three.
 """
 
 from __future__ import annotations

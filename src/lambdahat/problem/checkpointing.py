@@ -1,12 +1,10 @@
-"""Activation checkpointing in the passes of a problem: parts of the model that are run again in the
-backward pass.
+"""Activation checkpointing in the passes of a problem: parts of the model that rerun in backward.
 
-``torch.utils.checkpoint`` cannot be left alone here. By the time it runs a part again, the
-parameters that the pass was called with are no longer in the modules, so that it would see the
-model's own: a gradient at other parameters, wrong without a word. Neither does it take forward
-mode, and a graph of gradients that is kept for products keeps all that was recomputed. So a
-checkpointed part is a plain call, and within ``recomputing()`` a part that is run again at the
-parameters of its pass, in the backward pass of a gradient and of dual numbers alike.
+``torch.utils.checkpoint`` cannot be left alone here. When it reruns a part, the parameters that the
+pass was called with are no longer in the modules, so that the gradient would silently be that at
+the model's own. Neither does it take forward mode, and a kept graph of gradients keeps all that was
+recomputed. So a checkpointed part is a plain call, and within ``recomputing()`` one that is rerun
+at the parameters of its pass, in the backward pass of a gradient and of dual numbers alike.
 """
 
 from __future__ import annotations

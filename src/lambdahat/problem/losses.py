@@ -1,15 +1,13 @@
 """Losses as functions of the model's output, with the curvature each has there, and the labels of
 language models.
 
-A loss is the mean over the samples of a batch. Its Hessian at the output is what the generalised
-Gauss–Newton matrix, the Fisher and the exact trace of a piecewise-linear network are made of: per
-sample i, M_i = B·∂²L_batch/∂z_i², given as a product ``M u``, as factors Σ_k s_k s_kᵀ = M, and as a
-random factor with E[s sᵀ] = M.
+A loss is the mean over the samples of a batch. Its Hessian at the output, per sample M_i =
+B·∂²L_batch/∂z_i², is given as a product ``M u``, as factors Σ_k s_k s_kᵀ = M, and as a random
+factor with E[s sᵀ] = M.
 
 With ℓ_it the loss of label t of sequence i and C the labels that count (not −100), counted in
-"tokens" the loss is L = (1/|C|) Σ_C ℓ_it and n = |C|; counted in "sequences" L = (1/n) Σ_i Σ_{t ∈
-C_i} ℓ_it and n is the number of sequences. Either way n·L is the negative log-likelihood of the
-data.
+"tokens" L = (1/|C|) Σ_C ℓ_it and n = |C|; counted in "sequences" L = (1/n) Σ_i Σ_{t ∈ C_i} ℓ_it and
+n is the number of sequences. Either way n·L is the negative log-likelihood of the data.
 """
 
 from __future__ import annotations

@@ -1,22 +1,18 @@
 """Traces and diagonals of Gauss–Newton matrices and Hessians in closed form, layer by layer.
 
 With M_i = Σ_k c_ik s_ik s_ikᵀ at the output, tr (1/n) Σ_i J_iᵀM_iJ_i = (1/n) Σ_ik c_ik ‖J_iᵀ
-s_ik‖², and J_iᵀ s_ik is the gradient of s_ikᵀ z_i: for a linear layer the outer product of the
-signal δ that comes back and the input a that came in, so that its squared norm is ‖δ‖²‖a‖² and no
-per-sample gradient is formed. Convolutions and batch-norm in eval mode have forms alike; any other
-parameter goes through per-sample gradients. All of it holds where samples do not mix, in the model
-and in the loss; where they do, there are no factors.
+s_ik‖². For a linear layer J_iᵀ s_ik is the outer product of the signal δ that comes back and the
+input a, of squared norm ‖δ‖²‖a‖²: no per-sample gradient is formed. Convolutions and batch-norm in
+eval mode have similar forms; other parameters go through per-sample gradients. All of it holds
+where samples do not mix, in the model and in the loss; where they do, there are no factors.
 
 Where a network is linear, piecewise linear or a product in everything but activations a = φ(z) of
 single elements, ∂²ℓ/∂θ_j² has besides the Gauss–Newton term Σ_k Σ_i r_ki (∂z_ki/∂θ_j)², with r_k =
-φ''(z_k)·∂ℓ/∂a_k, over all such activations k: as much as Gauss–Newton matrices of the "outputs"
-z_k, with M = diag(r_k).
-
-At the layer z = Wa + b itself the matrix is diag(r), and one linear map further down, z' = Wφ(z) +
-b, its diagonal is φ'(z)²·(W∘W)ᵀr: one product for all columns. A perceptron of two hidden layers
-has no others. Below, columns √|r_i|·e_i are sent back one by one or, in their place, random signs
-of all: E[(Σ_i ε_i √r_i J_ij)²] = Σ_i r_i J_ij², for r > 0 and r < 0 apart, independent from sample
-to sample.
+φ''(z_k)·∂ℓ/∂a_k: as much as Gauss–Newton matrices of the "outputs" z_k, with M = diag(r_k). At the
+layer z = Wa + b itself the matrix is diag(r), and one linear map further down, z' = Wφ(z) + b, its
+diagonal is φ'(z)²·(W∘W)ᵀr: one product for all columns. Below, columns √|r_i|·e_i are sent back one
+by one or, in their place, random signs of all: E[(Σ_i ε_i √r_i J_ij)²] = Σ_i r_i J_ij², for r > 0
+and r < 0 apart, independent from sample to sample.
 """
 
 from __future__ import annotations

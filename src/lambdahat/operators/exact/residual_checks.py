@@ -1,18 +1,15 @@
 """Checks of the closed form for smooth activations against double backward, on a few samples.
 
-``validity`` and ``closed_form`` read the form of a model off its graph, which does not show
-everything, hooks on tensors for one. Numbers do: they are compared here before a closed form is
-used.
-
-What a graph hides is felt by every layer below it, the less the further it is from the output. So
-of many layers some are followed to the output: those with no layer below, which feel all, and
-others at equal distances. Besides, every stretch of the graph from a layer to the next is looked at
-by itself, at the cost of one pass. The number of passes does not grow with depth.
+The form of a model is read off its graph, which does not show everything, hooks on tensors for one.
+Numbers do. What a graph hides is felt by every layer below it, the less the further it is from the
+output. So of many layers some are followed to the output: those with no layer below, and others at
+equal distances. Besides, every stretch of the graph from a layer to the next is looked at by
+itself, so that the number of passes does not grow with depth.
 
 A direction of several layers at once has the second derivatives ∂²/∂θ_ℓ∂θ_m besides. Activations
 account for these too unless ℓ and m are multiplied somewhere, as a layer's weight is by what the
-layers below gave. Layers that are nowhere multiplied, such as those of parallel branches, are
-checked together.
+layers below gave. Layers that are nowhere multiplied, as in parallel branches, are checked
+together.
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
 """When the closed forms hold: which losses have factors at the output, and which outputs are
 piecewise linear in every weight.
 
-Factors of the loss's curvature at the output are, per sample i, M_i = Σ_k c_ik s_ik s_ikᵀ with
-c = ±1. They exist where every sample has an output of its own, the same alone as among others, and
-the loss is a mean over samples: a model that normalises by its batch, or a root of a mean square,
-has none.
+Factors of the loss's curvature at the output, M_i = Σ_k c_ik s_ik s_ikᵀ with c = ±1, exist where
+every sample has an output of its own, the same alone as among others, and the loss is a mean over
+samples.
 
-If the model's output is piecewise linear in every single weight, ∂²z/∂θ_i² = 0 for each i, and the
-Hessian of the loss has the diagonal, hence the trace, of its Gauss–Newton matrix; what smooth
-elementwise activations add is in ``closed_form.py``. The answer is read off the autograd graph of a
-forward pass, so that functional calls and tied weights are seen as well as modules: every node must
-be linear or piecewise linear or one function of each element, and a product of two differentiable
-tensors must not meet the same parameter on both sides. What a graph may hide, such as hooks on
-tensors, is caught by a number: the second derivative of a random mix of the outputs along a random
-direction of each parameter must be 0, or with smooth activations what these give
-(``residual_checks.py``).
+If the model's output is piecewise linear in every single weight, ∂²z/∂θ_i² = 0, and the Hessian of
+the loss has the diagonal of its Gauss–Newton matrix; what smooth activations add is in
+``closed_form.py``. This is read off the autograd graph of a forward pass, so that functional calls
+and tied weights are seen: every node must be (piecewise) linear or a function of each element, and
+a product of two differentiable tensors must not meet the same parameter on both sides. What a graph
+may hide is caught by a number: the second derivative of a random mix of the outputs along a random
+direction of each parameter must be 0, or what activations give (``residual_checks.py``).
 """
 
 from __future__ import annotations
