@@ -34,6 +34,7 @@ from lambdahat.estimators._spectrum import (
     rounding,
     rule_of,
     spectral_ends,
+    without_basis,
 )
 from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.preconditioning import (
@@ -420,7 +421,7 @@ def _slq(task: _Task) -> _Reading:
             break
         # a probe that chose what is moved is not used again
         task = dataclasses.replace(task, ready=deflate(task.ready, pilot, apart))
-    task, runs = dataclasses.replace(task, apart=apart), [_without_basis(pilot)]
+    task, runs = dataclasses.replace(task, apart=apart), [without_basis(pilot)]
     if task.count > 1:
         others = task.count - 1
         runs += lanczos_runs(task.inner, task.depth, others, task.seed, "logdet", first=probe + 1)
@@ -456,7 +457,7 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
             deflations = deflations - 1
             continue
         task = dataclasses.replace(task, apart=apart, positive=bounded_away(pilot))
-        runs = [_without_basis(pilot.leading(depth))]
+        runs = [without_basis(pilot.leading(depth))]
         while True:
             reading, spent = _read_runs(task, runs), first + inner.matvecs - before
             found, allowed, left = reading.estimate(), reading.allowed(tol), limit - spent + first
@@ -520,10 +521,6 @@ def _pilot(
     start = random_vector(task.inner, task.seed, "sphere", probe)
     place = place_for(task.inner, steps, "auto")
     return lanczos(task.inner, start, steps, "logdet", (0, task.count * steps), place, enough)
-
-
-def _without_basis(run: Lanczos) -> Lanczos:
-    return dataclasses.replace(run, basis=run.basis[:, :0].clone())
 
 
 def _read_runs(task: _Task, runs: list[Lanczos]) -> _Reading:

@@ -401,8 +401,13 @@ def lanczos_runs(
         done = probe * steps, probes * steps
         start = random_vector(operator, seed, "sphere", first + probe)
         run = lanczos(operator, start, steps, task, done, place)
-        runs.append(dataclasses.replace(run, basis=run.basis[:, :0].clone()))
+        runs.append(without_basis(run))
     return runs
+
+
+def without_basis(run: Lanczos) -> Lanczos:
+    """The run without its vectors, which take the memory."""
+    return dataclasses.replace(run, basis=run.basis[:, :0].clone())
 
 
 def place_for(operator: LinearOperator, steps: int, basis: str) -> str:

@@ -497,9 +497,8 @@ def _gap(places: Array, counts: Array, lowest: int) -> Gap:
     low = lowest - int(np.argmin(inside[lowest::-1])) + 1
     beyond = inside[lowest:]
     high = lowest + (int(np.argmin(beyond)) if not beyond.all() else len(beyond)) - 1
-    return Gap(
-        float(places[lowest]), float(counts[lowest]), float(places[low]), float(places[high])
-    )
+    ends = float(places[low]), float(places[high])
+    return Gap(float(places[lowest]), float(counts[lowest]), *ends)
 
 
 def _mass_below(density: MaxentDensity, moments: Moments, cut: float) -> tuple[float, float]:

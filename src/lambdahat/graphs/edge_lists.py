@@ -99,9 +99,8 @@ class NameTable:
             self._slots = np.full(1 << (3 * count // 2).bit_length(), -1, dtype=np.int32)
             for first in range(0, self._count, PIECE):
                 part = self.names[first : first + PIECE]
-                self._insert(
-                    np.arange(first, first + len(part), dtype=np.int32), _hashes(part.tolist())
-                )
+                numbers = np.arange(first, first + len(part), dtype=np.int32)
+                self._insert(numbers, _hashes(part.tolist()))
 
 
 def _hashes(names: Collection[str]) -> NDArray[np.int64]:
@@ -227,11 +226,9 @@ def _is_header(first: list[str], second: list[str]) -> bool:
     if _numbers(second[:2]):
         return True
     above_weights = len(first) == len(second) == 3 and not _number(first[2]) and _number(second[2])
-    words, below = (
-        sum(HEADER.fullmatch(cell) is not None for cell in cells[:2]) for cells in (first, second)
-    )
+    named = [[HEADER.fullmatch(cell) is not None for cell in row[:2]] for row in (first, second)]
     # "node1, node2" above "node2, node3" is an edge
-    return above_weights or (words == 2 and below == 0)
+    return above_weights or (sum(named[0]) == 2 and not any(named[1]))
 
 
 def _number(text: str) -> bool:
@@ -285,7 +282,14 @@ def _batches(rows: Iterator[str]) -> Iterator[Iterator[str]]:
 
 def _numbers_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTable) -> Any:
     if layout.data:
-        return np.array([_data_edge(row, layout) for row in rows], dtype=kind)
+        edges = []
+        for row in rows:
+            cells = _data_cells(row, layout.separator)
+            if len(cells) != 3:
+                raise ValueError(describe(row))
+            ends = _whole(cells[0]), _whole(cells[1])
+            edges.append((*ends, _weight(cells[2])) if layout.heavy else ends)
+        return np.array(edges, dtype=kind)
     lines = list(rows)
     columns = None if layout.wide == len(kind) else range(len(kind))
     form: dict[str, Any] = {"delimiter": layout.separator, "quotechar": '"', "usecols": columns}
@@ -320,15 +324,6 @@ def _names_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTable)
     numbers = table.numbers(local)
     made["u"], made["v"] = numbers[made["u"]], numbers[made["v"]]
     return made
-
-
-def _data_edge(row: str, layout: _Layout) -> tuple[float, ...]:
-    """Two numbered nodes and the weight in their dict."""
-    cells = _data_cells(row, layout.separator)
-    if len(cells) != 3:
-        raise ValueError(describe(row))
-    ends = _whole(cells[0]), _whole(cells[1])
-    return (*ends, _weight(cells[2])) if layout.heavy else ends
 
 
 def _weight(data: str) -> float:

@@ -325,18 +325,12 @@ def rate_ratio(
     with _Probe(problem, optimizer, gradient, backward).begun() as probe:
         sharp, rates = probe.rates(pairs.vectors), probe.rates(directions)
         nonlinearity = probe.nonlinearity(pairs.vectors[:, 0], directions[:, 0])
-    return _result(sharp, rates, pairs, nonlinearity)
-
-
-def _result(sharp: Tensor, rates: Tensor, pairs: Eigenpairs, nonlinearity: float) -> RateRatio:
-    several = len(rates) > 1
-    error = float(rates.std() / math.sqrt(len(rates))) if several else math.nan
-    flat = Estimate(float(rates.mean()), error, dof=max(len(rates) - 1, 1))
-    first = float(sharp[0])
-    expected = "move along the sharpest direction"
+    error = float(rates.std() / math.sqrt(len(rates))) if len(rates) > 1 else math.nan
+    mean = Estimate(float(rates.mean()), error, dof=max(len(rates) - 1, 1))
+    first, expected = float(sharp[0]), "move along the sharpest direction"
     require(first != 0, "optimizer", expected, "a step of 0", "raise its learning rate")
-    ratio = Estimate(float(flat) / first, abs(error / first), dof=flat.dof)
-    return RateRatio(ratio, flat, sharp, pairs.values.double(), nonlinearity)
+    ratio = Estimate(float(mean) / first, abs(error / first), dof=mean.dof)
+    return RateRatio(ratio, mean, sharp, pairs.values.double(), nonlinearity)
 
 
 def _flat_directions(problem: Problem, pairs: Eigenpairs, flat: int | Tensor, seed: int) -> Tensor:
