@@ -41,7 +41,7 @@ def samples(entry, number=2):
 
 
 def check_shapes_and_options(name):
-    """Logits for every label, a finite gradient for every parameter, and only named options."""
+    """Logits for every label, a gradient that is finite and not 0, and only named options."""
     entry, model = MODELS[name], copy.deepcopy(kept(name))
     x, y = samples(entry)
     assert tuple(model.eval()(x).shape) == (*y.shape, CLASSES)
@@ -50,6 +50,7 @@ def check_shapes_and_options(name):
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None, key
         assert torch.isfinite(parameter.grad).all(), key
+        assert float(parameter.grad.abs().max()) > 0, key
     with pytest.raises(ValueError, match=f"options must be among those of '{name}': .*, got speed"):
         make_model(name, shape_of(entry), CLASSES, speed=1)
 
