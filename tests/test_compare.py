@@ -109,8 +109,11 @@ def test_measurements_are_compared_if_their_temperature_and_localization_agree()
     found = lh.compare({"a": first, "b": second}, "llc")
     assert float(found.value("llc", "a")) == float(first["llc"])
     other = lh.measure(problem, "llc", sampling={**few, "localization": 2.0})
-    with pytest.raises(ValueError, match=r"same localization.*1 and 2"):
+    with pytest.raises(ValueError, match=r"same localization.*1.0 \(a\) and 2.0 \(b\)"):
         lh.compare({"a": first, "b": other}, "llc")
+    ggn = lh.measure(problem, "trace", "covariance")
+    with pytest.raises(ValueError, match=r"same curvature.*'hessian' .a. and 'covariance' .b."):
+        lh.compare({"a": lh.measure(problem, "trace"), "b": ggn}, "trace")
     with pytest.raises(ValueError, match="have measured trace, got only llc"):
         lh.compare({"a": first, "b": second}, "trace")
 
@@ -120,12 +123,17 @@ BAD = {
     "no dict": ([quadratic((1.0,) * P)], "a dict of two or more names", TypeError),
     "other data": (
         {"a": quadratic((1.0,) * P, 0), "b": quadratic((1.0,) * P, 1)},
-        "same data.*'b' with other data than 'a'",
+        "same data.*'b' with other data or another loss than 'a'",
         ValueError,
     ),
     "a problem without a partner": (
         {"a": [quadratic((1.0,) * P)] * 2, "b": quadratic((1.0,) * P)},
-        "as many seeds.*'a': 2, 'b': 1",
+        "same number of seeds.*'a': 2, 'b': 1",
+        ValueError,
+    ),
+    "names that are one text": (
+        {1: quadratic((1.0,) * P), "1": quadratic((1.0,) * P)},
+        "differ as text, got 1, '1'",
         ValueError,
     ),
     "no problem": ({"a": quadratic((1.0,) * P), "b": 3}, "problems alone", TypeError),
@@ -137,6 +145,49 @@ BAD = {
 def test_what_cannot_be_compared_is_refused(problems, words, kind):
     with pytest.raises(kind, match=words):
         lh.compare(problems, "trace")
+
+
+def test_another_loss_is_refused():
+    model, data = torch.nn.Linear(4, 2), (torch.eye(4), torch.zeros(4, 2))
+    plain, scaled = (
+        lh.Problem(model, lambda out, y, c=c: c * (out - y).square().mean(), data) for c in (1, 100)
+    )
+    with pytest.raises(ValueError, match="another loss"):
+        lh.compare({"a": lh.Problem(model, "mse", data), "b": plain}, "trace")
+    with pytest.raises(ValueError, match="another loss"):
+        lh.compare({"a": plain, "b": scaled}, "trace")
+
+
+def test_settings_of_the_sampler_are_checked_before_anything_is_measured():
+    pair = {"a": quadratic((1.0,) * P), "b": quadratic((1.0,) * P)}
+    for sampling, words in (
+        (3, "sampling must be"),
+        ({"batch_size": None}, r"sampling\['batch_size'\] must be"),
+        ({"batch_size": "x"}, "batch_size must be"),
+        ({"temperature": 1.0}, "sampling must be one of"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            lh.compare(pair, "llc", sampling=sampling)
+
+
+def test_a_quantity_without_numbers_is_refused():
+    with pytest.raises(ValueError, match=r"what must name quantities that are numbers.*'diagonal'"):
+        lh.compare({"a": quadratic((1.0,) * P), "b": quadratic((2.0,) * P)}, ("trace", "diagonal"))
+
+
+def test_a_localization_by_parameter():
+    model, data = (
+        torch.nn.Linear(4, 2).double(),
+        (torch.eye(4).double(), torch.zeros(4, 2).double()),
+    )
+    one = lh.Problem(model, "mse", data)
+    few = {"draws": 40, "burn_in": 5, "localization": {"weight": 1.0, "bias": 2.0}}
+    found = lh.compare({"a": one, "b": one.at(2 * one.vector)}, "llc", sampling=few)
+    assert found.settings["localization"] == "by parameter"
+    first = lh.measure(one, "llc", sampling=few)
+    other = lh.measure(one, "llc", sampling={**few, "localization": {"weight": 1.0, "bias": 3.0}})
+    with pytest.raises(ValueError, match="same localization"):
+        lh.compare({"a": first, "b": other}, "llc")
 
 
 def test_an_unknown_quantity_is_named_before_anything_is_measured():

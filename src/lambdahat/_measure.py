@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import scipy
 import torch
+from torch import Tensor
 
-from lambdahat._core.check import describe, require, require_choice
+from lambdahat._core.check import describe, require, require_choice, require_count, require_type
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed
 from lambdahat._core.storage import Damaged, digest, read_json, unseal, write_sealed
@@ -26,7 +27,7 @@ from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import behaves_alike
-from lambdahat.results import Eigenpairs, Estimate, Result, Status
+from lambdahat.results import Eigenpairs, Estimate, LearningCoefficient, Result, Status
 from lambdahat.results.measurement import Comparison, Measurement
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
 from lambdahat.singular._llc import default_localization, inverse_temperature
@@ -104,7 +105,7 @@ def compare(
 
     λ̂ is comparable only at the same data, temperature and localization. So all problems must have
     the same data, and all λ̂ the same nβ and γ: those of ``sampling``, else n/ln n and the geometric
-    mean of the γ that ``llc`` would choose for each problem.
+    mean of the γ that ``llc`` would choose for each problem. Give γ to compare with other calls.
 
     Args:
         problems: Names and what to compare: a problem each, or for each name a list with one
@@ -131,14 +132,19 @@ def compare(
     """
     names = (what,) if isinstance(what, str) else tuple(dict.fromkeys(what))
     asked = [{"eigenvalues": "eigenpairs"}.get(name, name) for name in names if name != "loss"]
-    if asked or not names:
-        quantity_names(asked)
+    known = [*QUANTITIES, "eigenvalues", "loss"]
+    require(bool(names), "what", "name at least one quantity", "none", ", ".join(known))
+    for name in names:
+        require_choice(name, "what", known)
     every = _listed(problems)
     if isinstance(next(iter(every.values()))[0], Measurement):
         measured = every
+        _require_same_settings(every)
     else:
-        _require_same_data(every)
+        require_type(sampling or {}, Mapping, "sampling", "be a dict of settings of llc")
         given = dict(sampling or {})
+        MeasureSettings(curvature, depth, probes, top, seed, given)
+        _require_same_data(every)
         if any(name in SAMPLED for name in asked):
             given = _common_estimand(every, given)
         measured = {
@@ -173,6 +179,12 @@ def _listed(problems: Any) -> dict[str, list[Any]]:
         str(name): list(found) if isinstance(found, list | tuple) else [found]
         for name, found in problems.items()
     }
+    require(
+        len(every) == len(problems),
+        "problems",
+        "have names that differ as text",
+        ", ".join(map(repr, problems)),
+    )
     kinds = {
         type(one) if isinstance(one, Problem | Measurement) else None
         for found in every.values()
@@ -189,9 +201,9 @@ def _listed(problems: Any) -> dict[str, list[Any]]:
     require(
         len(set(counts.values())) == 1 and 0 not in counts.values(),
         "problems",
-        "have as many seeds for every name, which are paired",
+        "have the same number of seeds for every name, since seeds are compared in pairs",
         counts,
-        "leave out those without a partner",
+        "leave out the others",
     )
     return every
 
@@ -199,22 +211,60 @@ def _listed(problems: Any) -> dict[str, list[Any]]:
 def _require_same_data(every: Mapping[str, Sequence[Problem]]) -> None:
     """Each seed's problems have the same data, whatever their batches, and the same loss."""
     first, *others = every
-    for i in range(len(every[first])):
-        marks = {name: _data_mark(every[name][i]) for name in (first, *others)}
-        odd = [name for name in others if marks[name] != marks[first]]
+    for i, reference in enumerate(every[first]):
+        odd = [name for name in others if not _is_alike(reference, every[name][i])]
         require(
             not odd,
             "problems",
             "have the same data and loss, or their numbers are not comparable",
-            f"{odd[0]!r} with other data than {first!r}" if odd else "",
+            f"{odd[0]!r} with other data or another loss than {first!r}" if odd else "",
             "make every problem of one data set (for several seeds, the i-th of each name)",
         )
 
 
-def _data_mark(problem: Problem) -> tuple[str, str, int]:
-    loss = problem.loss_function
-    data = problem.batches.digest() if problem.has_data else "none"
-    return data, "custom" if loss is None else loss.name, problem.num_samples
+def _is_alike(one: Problem, two: Problem) -> bool:
+    """Whether two problems have the same data and loss.
+
+    What no digest sees, such as a constant that a custom loss holds, shows at the same parameters.
+    """
+    marks = []
+    for problem in (one, two):
+        identity = problem.identity()
+        data = problem.batches.digest() if problem.has_data else "none"
+        network = [identity[key] for key in ("model", "constants")]
+        marks.append((data, problem.num_samples, identity["loss function"], network))
+    if marks[0][:3] != marks[1][:3]:
+        return False
+    if marks[0] != marks[1]:
+        return True  # of two networks, or of one with other running statistics, losses differ
+    return math.isclose(two.at(one.vector.to(two.vector)).loss(), one.loss(), rel_tol=1e-3)
+
+
+def _require_same_settings(every: Mapping[str, Sequence[Measurement]]) -> None:
+    """Measurements of as many samples, with the same loss and curvature; λ̂ at the same nβ and γ."""
+    found: dict[str, tuple[str, Any]] = {}
+    for name, measurements in every.items():
+        for one in measurements:
+            told = {key: one.about.get(key) for key in ("samples", "loss", "curvature")}
+            coefficient = one.results.get("llc")
+            for key in ("nbeta", "localization"):
+                told[key] = getattr(coefficient, key, None)
+            for key, value in told.items():
+                first, known = found.setdefault(key, (name, value))
+                require(
+                    _is_close(known, value),
+                    "problems",
+                    f"have the same {key}, or their numbers are not comparable",
+                    f"{describe(known)} ({first}) and {describe(value)} ({name})",
+                    "measure all alike, or give the problems themselves",
+                )
+
+
+def _is_close(one: Any, two: Any) -> bool:
+    if isinstance(one, Tensor | float) and isinstance(two, Tensor | float):
+        first, second = torch.as_tensor(one).double(), torch.as_tensor(two).double()
+        return bool(torch.isclose(first, second, rtol=1e-6).all())
+    return bool(one == two)
 
 
 def _common_estimand(
@@ -226,7 +276,8 @@ def _common_estimand(
     logs = []
     for found in every.values():
         for problem in found:
-            size = min(int(given.get("batch_size", DEFAULT_BATCH)), problem.num_samples)
+            asked = require_count(given.get("batch_size", DEFAULT_BATCH), "batch_size")
+            size = min(asked, problem.num_samples)
             nbeta, _ = inverse_temperature(given.get("nbeta", "n/log n"), problem.num_terms, size)
             logs.append(math.log(default_localization(problem, nbeta)[0]))
     return {**given, "localization": math.exp(sum(logs) / len(logs))}
@@ -243,30 +294,20 @@ def _measured(
 def _comparison(
     measured: Mapping[str, Sequence[Measurement]], names: Sequence[str], top: int
 ) -> Comparison:
-    """The numbers of measurements by quantity and name; a mix of temperatures or γ is refused."""
+    """The numbers of measurements by quantity and name."""
     readings: dict[str, dict[str, tuple[Estimate, ...]]] = {}
-    settings: dict[str, Any] = {}
     numbers = {
         name: [_numbers_of(one, names, top) for one in found] for name, found in measured.items()
     }
-    for name, found in measured.items():
-        for one in found:
-            for row in one.table():
-                for key in ("nbeta", "localization"):
-                    if row.get(key) is None:
-                        continue
-                    known = settings.setdefault(key, row[key])
-                    same = known == row[key] or (
-                        isinstance(known, float) and math.isclose(known, row[key], rel_tol=1e-6)
-                    )
-                    require(
-                        same,
-                        "problems",
-                        f"have the same {key}, or their λ̂ are not comparable",
-                        f"{known:.6g} and {row[key]:.6g} ({name})",
-                        f"measure them with the same sampling={{'{key}': …}}, or give problems",
-                    )
     first = next(iter(numbers.values()))[0]
+    for name in names:
+        require(
+            any(label == name or label.startswith((f"{name}.", f"{name}[")) for label in first),
+            "what",
+            "name quantities that are numbers",
+            f"{name!r}, which has none",
+            "measure it with lh.measure",
+        )
     for label in first:
         missing = [name for name, found in numbers.items() if any(label not in n for n in found)]
         require(
@@ -279,6 +320,13 @@ def _comparison(
         readings[label] = {
             name: tuple(each[label] for each in found) for name, found in numbers.items()
         }
+    some = next(iter(measured.values()))[0].results.get("llc")
+    keys = ("nbeta", "localization") if isinstance(some, LearningCoefficient) else ()
+    gamma = getattr(some, "localization", None)
+    uniform = not isinstance(gamma, Tensor) or bool((gamma == gamma.flatten()[0]).all())
+    settings = {key: getattr(some, key) for key in keys}
+    if keys and isinstance(gamma, Tensor):
+        settings["localization"] = float(gamma.flatten()[0]) if uniform else "by parameter"
     return Comparison(readings, settings)
 
 

@@ -129,7 +129,7 @@ def exit_codes(kept: str = "") -> Iterator[None]:
     """Turn what is raised inside into an exit code and, where the input is to blame, one line on
     standard error.
 
-    ``ValueError`` and ``TypeError`` are what the library raises for arguments (``_check.require``).
+    ``ValueError`` and ``TypeError`` are what the library raises for arguments (``_core.check``).
     A disk that is full or read-only is no error inside either.
     """
     try:

@@ -119,7 +119,8 @@ def run_compare(
         print_json({"settings": dict(found.settings), "results": found.table()})
     elif not quiet:
         print_table(header, rows, title)
-        print(NOTE)
+        several = any(len(found) > 1 for part in found.readings.values() for found in part.values())
+        print("± is one standard error over the seeds." if several else NOTE)
         if out is not None:
             print(f"written to {out}")
     every = [

@@ -10,7 +10,7 @@ import typer
 
 from lambdahat.cli.exits import InputError, exit_codes
 
-HEAD = '''"""The problem that `lambdahat measure {module}:make_problem` looks at.
+HEAD = '''"""The problem for `lambdahat measure {module}:make_problem`.
 
 Put your own model, weights and data in place of the lines marked with HERE.
 """
@@ -26,7 +26,7 @@ BODIES = {
     (x, y), _ = lh.data.digits_split(seed=0)  # HERE: your training data, inputs and targets
     model = lh.models.mlp([64, 16, 10], seed=0)  # HERE: your torch.nn.Module
     train(model, x, y)  # HERE: or model.load_state_dict(torch.load("weights.pt"))
-    # losses: "cross_entropy", "mse", "bce", or a function of outputs and targets
+    # losses: "cross_entropy", "mse", "bce_with_logits", …, or a function of outputs and targets
     return lh.Problem(model, "cross_entropy", (x, y))
 
 
@@ -74,7 +74,9 @@ def init(
     file: Annotated[Path, typer.Argument(help="Python file to write.")] = Path("problem.py"),
     kind: Annotated[
         ProblemKind,
-        typer.Option(help="Model: plain, images (as of torchvision) or Hugging Face transformers."),
+        typer.Option(
+            help="plain, images (such as a torchvision model) or transformers (Hugging Face)."
+        ),
     ] = ProblemKind.plain,
 ) -> None:
     """Write a file with a problem that can be measured at once, to fill in your own model."""
@@ -93,4 +95,6 @@ def init(
             raise InputError(f"FILE must lie in a folder that exists, got {file}; make it first")
         text = HEAD.format(module=module) + BODIES[kind.value]
         write_atomically(file, text.encode())
-    print(f"written to {file}; now: lambdahat measure {module}:make_problem --what llc,trace")
+    print(
+        f"written to {file}; now: lambdahat measure {module}:make_problem --what trace,eigenpairs"
+    )

@@ -254,11 +254,10 @@ def _diagnostics(
     """The numbers that say whether the chains can be believed."""
     seen = chains.diagnostics
     rejects = bool((chains.acceptances < 1).any())
+    label = "acceptance" if rejects else "acceptance of MALA steps of this ε"
+    known = [(label, f"{seen.acceptance:.3f}")] if math.isfinite(seen.acceptance) else []
     rows = [
-        (
-            "acceptance" if rejects else "acceptance of MALA steps of this ε",
-            f"{seen.acceptance:.3f}",
-        ),
+        *known,
         ("R̂, rank-normalised", f"{seen.rhat:.4f}"),
         (
             "effective draws: bulk, tail, mean",

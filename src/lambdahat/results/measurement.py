@@ -130,10 +130,10 @@ class Comparison(Result):
         for quantity in self.readings:
             values = [self.value(quantity, name) for name in self.names]
             parts = zip(self.names, values, strict=True)
-            told = ", ".join(f"{name} {str(value).partition(' [')[0]}" for name, value in parts)
-            status = next((value.status for value in values if not value.status.ok), None)
-            lines.append(f"{quantity}: {told}" + (f" [{status.name}]" if status else ""))
-        return "\n".join(lines)
+            told = ", ".join(f"{name} {_with_status(value)}" for name, value in parts)
+            lines.append(f"{quantity}: {told}")
+        given = ", ".join(f"{key} {_text(value)}" for key, value in self.settings.items())
+        return "\n".join([*lines, *([f"at {given}"] if given else [])])
 
     def _repr_html_(self) -> str:
         rows = self.table()
@@ -148,6 +148,11 @@ class Comparison(Result):
         body += f"<tr><th>status</th><td>{html.escape(remedy)}</td></tr>"
         caption = "<caption><b>Comparison</b></caption>"
         return f"<table>{caption}<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _with_status(estimate: Estimate) -> str:
+    text = str(estimate).partition(" [")[0]
+    return text if estimate.status.ok else f"{text} [{estimate.status.name}]"
 
 
 def _text(value: Any) -> str:
@@ -254,7 +259,12 @@ def _latex_cell(row: Mapping[str, Any], key: str) -> str:
 
 
 def _escape(text: str) -> str:
-    words = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    words = {
+        "−": "$-$",
+        "\\": r"\textbackslash{}",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+    }
     return "".join(
         words.get(letter, f"\\{letter}" if letter in "&%$#_{}" else letter) for letter in text
     )
