@@ -88,6 +88,7 @@ with ending_descendants():
         [sys.executable, "-c", inner], start_new_session=True, stdout=subprocess.PIPE
     )
     started.stdout.readline()
+    time.sleep(2)  # until the process that watches has seen them
     print("ready", flush=True)
     time.sleep(float(sys.argv[1]))
 """
