@@ -181,7 +181,12 @@ def test_a_localization_by_parameter():
         (torch.eye(4).double(), torch.zeros(4, 2).double()),
     )
     one = lh.Problem(model, "mse", data)
-    few = {"draws": 40, "burn_in": 5, "localization": {"weight": 1.0, "bias": 2.0}}
+    few = {
+        "draws": 20,
+        "burn_in": 2,
+        "step_size": 1e-3,
+        "localization": {"weight": 1.0, "bias": 2.0},
+    }
     found = lh.compare({"a": one, "b": one.at(2 * one.vector)}, "llc", sampling=few)
     assert found.settings["localization"] == "by parameter"
     first = lh.measure(one, "llc", sampling=few)

@@ -724,7 +724,7 @@ def test_init_writes_a_factory_that_runs_at_once(kind, tmp_path):
     result = call("init", f"{name}.py", "--kind", kind)
     assert result.exit_code == 0, result.output
     assert f"lambdahat measure {name}:make_problem" in result.stdout
-    found = call("measure", f"{name}:make_problem", "--what", "spectral_norm", "--json")
+    found = call("measure", f"{name}:make_problem", "--what", "fisher_rao", "--json")
     assert found.exit_code in (0, 1), found.output
     about = json.loads(found.stdout)["about"]
     assert about["samples"] == {"plain": 1438, "images": 64, "transformers": 16}[kind]
