@@ -191,8 +191,10 @@ def test_a_localization_by_parameter():
     assert found.settings["localization"] == "by parameter"
     first = lh.measure(one, "llc", sampling=few)
     other = lh.measure(one, "llc", sampling={**few, "localization": {"weight": 1.0, "bias": 3.0}})
-    with pytest.raises(ValueError, match="same localization"):
-        lh.compare({"a": first, "b": other}, "llc")
+    wide = lh.Problem(torch.nn.Linear(4, 3).double(), "mse", (data[0], torch.zeros(4, 3).double()))
+    for another in (other, lh.measure(wide, "llc", sampling=few)):
+        with pytest.raises(ValueError, match="same localization"):
+            lh.compare({"a": first, "b": another}, "llc")
 
 
 def test_an_unknown_quantity_is_named_before_anything_is_measured():
