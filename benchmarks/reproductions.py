@@ -3,9 +3,10 @@
     lambdahat reproduce NAME --scale cpu --out benchmarks/results/reproductions
     python benchmarks/reproductions.py benchmarks/results/reproductions --page docs/reproductions.md
 
-reads the stores of a folder, judges the claims of their experiments and writes between the marks of
-the page: a table of all runs with how many claims hold, a table of the papers' sizes beside ours,
-then the claims of each run, paper by paper.
+reads the stores of a folder and judges the claims of their experiments. Between the marks of the
+page it writes how many claims of each paper hold and a table of the papers' sizes beside ours; in
+the folder ``claims`` next to the page, one page per paper (per chapter of the long thesis) lists
+every claim of every run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,28 @@ from lambdahat.report.sections import in_short
 from lambdahat.report.style import sentence
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+FOLDER = "claims"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A page of claims: its file, its title, and the page that discusses the results."""
+
+    file: str
+    title: str
+    discussion: str
+
+
+# by the first experiment, in the order of the registry, of those on the page
+CHAPTERS = {
+    "ngd-vs-sgd": Chapter("ngd", "Natural gradient and SGD", "experiments-ngd.md"),
+    "softmax-decay": Chapter("flatness", "Flatness", "experiments-flatness.md"),
+    "power-method": Chapter("regularization", "Regularization", "experiments-regularization.md"),
+    "logdet-kernels": Chapter("logdets", "Log-determinants and graphs", "experiments-logdets.md"),
+    "fluctuation-spectrum": Chapter("minibatch", "Mini-batch spectra", "minibatch-results.md"),
+    "curvature-suite": Chapter("curvature", "Curvature", "experiments-curvature.md"),
+    "gadam-image": Chapter("averaging", "Averaging", "experiments-averaging.md"),
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +108,18 @@ class Run:
         """The section's name, from which the site makes its anchor."""
         return f"{self.experiment.name} {self.store.scale}"
 
+    @property
+    def anchor(self) -> str:
+        """Where the site puts that section on its page."""
+        return f"#{self.place.replace(' ', '-')}"
+
+    @property
+    def chapter(self) -> Chapter:
+        """The page of claims that it belongs to."""
+        names = list(published.PLACES)
+        before = names[: names.index(self.experiment.name) + 1]
+        return next(CHAPTERS[name] for name in reversed(before) if name in CHAPTERS)
+
 
 def runs_in(folder: Path) -> list[Run]:
     """The runs of a folder, paper by paper, in the order of the registry and of the scales.
@@ -106,66 +141,89 @@ def runs_in(folder: Path) -> list[Run]:
 
 def tables(runs: Sequence[Run]) -> str:
     """The text between the marks."""
-    parts = [summary(runs), sizes(runs)]
-    for paper, found in groupby(runs, key=lambda run: run.experiment.paper):
-        parts += [f"### {paper}", *(section(run) for run in found)]
-    return "\n\n".join([BEGIN, *parts, END])
+    return "\n\n".join([BEGIN, overview(runs), sizes(runs), END])
 
 
-def summary(runs: Sequence[Run]) -> str:
-    """How many claims hold in each run and of each paper, and which experiments have not been
-    run.
-    """
+def largest_first(runs: Sequence[Run]) -> list[Run]:
+    """The runs with those of an experiment from its largest scale down."""
+    same = groupby(runs, key=lambda run: run.experiment.name)
+    return [run for _, found in same for run in reversed(list(found))]
+
+
+def claim_pages(runs: Sequence[Run]) -> dict[str, str]:
+    """The pages of claims by file name."""
+    pages = {}
+    for chapter, found in groupby(largest_first(runs), key=lambda run: run.chapter):
+        own = list(found)
+        papers = " and ".join(dict.fromkeys(f'"{run.experiment.paper}"' for run in own))
+        head = (
+            f"# {chapter.title}: all claims\n\nEvery claim of {papers} that was tested, with the"
+            " published value, our result and the verdict."
+            f" [{chapter.title}](../{chapter.discussion}) discusses the results;"
+            " [Reproductions](../reproductions.md#how-a-claim-is-judged) describes how claims are"
+            " judged and what the columns mean. This page is generated from the stored runs."
+        )
+        sections = [head, summary(own), *(section(run) for run in own)]
+        pages[f"{chapter.file}.md"] = "\n\n".join(sections) + "\n"
+    return pages
+
+
+COUNTS = (
+    *VERDICTS,
+    f"not testable: {' / '.join(BARRIERS)}",
+    "ours: holds / does not / undecided / not testable",
+)
+
+
+def overview(runs: Sequence[Run]) -> str:
+    """How many claims of each paper and chapter hold, and which experiments have not been run."""
     lines = []
     for paper, found in groupby(runs, key=lambda run: run.experiment.paper):
         own = list(found)
+        parts = {
+            f"{FOLDER}/{chapter.file}.md": (chapter.title, list(part))
+            for chapter, part in groupby(own, key=lambda run: run.chapter)
+        }
+        if len(parts) == 1:
+            lines.append(_total(f"[**{paper}**]({next(iter(parts))})", own))
+            continue
         lines.append(_total(f"**{paper}**", own))
-        for run in own:
-            link = f"[`{run.experiment.name}`](#{run.place.replace(' ', '-')})"
-            counts = (str(count) for count in run.counts())
-            ours = _ours(run.counts(own=True))
-            why = _ours(run.barriers())
-            lines.append(
-                (
-                    link,
-                    run.store.scale,
-                    *counts,
-                    why,
-                    ours,
-                    run.experiment.part,
-                    run.experiment.title,
-                )
-            )
+        lines += [_total(f"[{title}]({link})", part) for link, (title, part) in parts.items()]
     lines.append(_total("**all**", runs))
-    missing = [
-        f"`{name}`"
-        for name in published.PLACES
-        if name not in {run.experiment.name for run in runs}
-    ]
-    header = (
-        "experiment",
-        "scale",
-        *VERDICTS,
-        " / ".join(BARRIERS),
-        "ours",
-        "in the paper",
-        "what",
-    )
-    table = markdown_table(header, lines).rstrip()
-    said = [_decided(runs)]
+    said = [markdown_table(("paper", "experiments", *COUNTS), lines).rstrip()]
+    said.append(_decided(runs))
+    there = {run.experiment.name for run in runs}
+    missing = [f"`{name}`" for name in published.PLACES if name not in there]
     if missing:
-        said.append(f"Not run beyond `smoke`, and so without a verdict: {', '.join(missing)}.")
+        said.append(f"Run only at `smoke`, and therefore without a verdict: {', '.join(missing)}.")
     left = _left_at_paper_scale(runs)
     if left:
         said.append(
-            "Marked for the scale `paper` (a star in `reproduce --list`) and not run through:"
+            "Intended for the scale `paper` (a star in `reproduce --list`) but not completed there:"
             f" {left}."
         )
-    return "\n\n".join([table, *said])
+    return "\n\n".join(said)
+
+
+def summary(runs: Sequence[Run]) -> str:
+    """How many claims of each run hold."""
+    lines = [
+        (
+            f"[`{run.experiment.name}`]({run.anchor})",
+            run.store.scale,
+            *(str(count) for count in run.counts()),
+            _ours(run.barriers()),
+            _ours(run.counts(own=True)),
+            run.experiment.part,
+            run.experiment.title,
+        )
+        for run in runs
+    ]
+    return markdown_table(("experiment", "scale", *COUNTS, "in the paper", "what"), lines).rstrip()
 
 
 def _decided(runs: Sequence[Run]) -> str:
-    """The share of claims that are decided, of those whose data can be had here."""
+    """The share of claims that are decided, of those whose data are available."""
     claims = [
         found
         for run in _largest(runs)
@@ -175,23 +233,23 @@ def _decided(runs: Sequence[Run]) -> str:
     decided = sum(found.verdict in (HOLDS, FAILS) for found in claims)
     share = f", {decided / len(claims):.0%}" if claims else ""
     return (
-        f"Decided: {decided} of the papers' {len(claims)} claims that need no data which cannot be"
-        f" had here{share}."
+        f"Decided: {decided} of the papers' {len(claims)} claims whose data are available"
+        f" here{share}."
     )
 
 
 def sizes(runs: Sequence[Run]) -> str:
-    """What the paper ran beside what was run here, and how the two stand to each other."""
+    """What the paper ran, and how the size of our run compares."""
     lines = [
         (
-            f"`{run.experiment.name}`",
+            f"[`{run.experiment.name}`]({FOLDER}/{run.chapter.file}.md{run.anchor})",
+            run.store.scale,
             run.experiment.size,
-            in_short(run.experiment.scales[run.store.scale]),
             run.size,
         )
-        for run in runs
+        for run in largest_first(runs)
     ]
-    header = ("experiment", "in the paper", "here", "size")
+    header = ("experiment", "scale", "size in the paper", "size here")
     return f"### Sizes, the papers' and ours\n\n{markdown_table(header, lines).rstrip()}"
 
 
@@ -218,7 +276,7 @@ def _total(name: str, runs: Sequence[Run]) -> tuple[str, ...]:
             [run.barriers() for run in largest],
         )
     )
-    return (name, "", *(f"**{count}**" for count in theirs), _ours(why), _ours(ours), "", "")
+    return (name, *map(str, (len(largest), *theirs)), _ours(why), _ours(ours))
 
 
 def _largest(runs: Sequence[Run]) -> list[Run]:
@@ -253,24 +311,19 @@ def section(run: Run) -> str:
     )
     if run.unreached:
         cells += f" (none of {' and '.join(run.unreached)})"
-    title = f"{run.experiment.title} ({run.experiment.part})"
-    ran = (
-        f"`{command}`: {cells}, torch {about['torch']}."
-        f" {in_short(run.experiment.scales[run.store.scale])}".rstrip()
-    )
-    ran += "".join(f".\n\n{note.removesuffix('.')}" for note in run.notes)
-    ran += (
-        f".\n\nIn the paper: {run.experiment.size}\nSize here: {run.size}."
-        if run.experiment.size
-        else ""
-    )
+    about_run = [f"Command: `{command}` ({cells}, torch {about['torch']})"]
+    settings = in_short(run.experiment.scales[run.store.scale])
+    if settings:
+        about_run.append(f"Settings: {settings}")
+    if run.experiment.size:
+        size = run.experiment.size.removesuffix(".")
+        about_run += [f"Size in the paper: {size}", f"Size here: {run.size}"]
+    about_run += [note.removesuffix(".") for note in run.notes]
+    head = f"## {run.place}\n\n{run.experiment.title} ({run.experiment.part}).\n\n"
+    head += "\n".join(f"- {line}." for line in about_run)
     assumed = "\n".join(f"- {text}" for text in run.experiment.assumptions)
-    more = (
-        f"\n\n<details markdown><summary>What was assumed</summary>\n\n{assumed}\n\n</details>"
-        if assumed
-        else ""
-    )
-    head = f"#### {run.place}\n\n{title}. {ran}{more}"
+    if assumed:
+        head += f"\n\n<details markdown><summary>Assumptions</summary>\n\n{assumed}\n\n</details>"
     rows = [
         (v.verdict, sentence(v.claim), v.cited, v.published, v.evidence, v.plan)
         for v in run.verdicts
@@ -283,11 +336,13 @@ def section(run: Run) -> str:
     return f"{head}\n\n{words}".rstrip()
 
 
-def written(page: str, folder: Path) -> str:
-    """The page with the tables of a folder between its marks."""
-    before, _, rest = page.partition(BEGIN)
+def documents(page: Path, folder: Path) -> dict[Path, str]:
+    """The page with the tables of a folder between its marks, and the pages of claims beside it."""
+    runs = runs_in(folder)
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    return before + tables(runs_in(folder)) + after
+    claims = {page.parent / FOLDER / name: text for name, text in claim_pages(runs).items()}
+    return {page: before + tables(runs) + after, **claims}
 
 
 def main() -> None:
@@ -297,9 +352,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--page", type=Path, required=True)
     args = parser.parse_args()
-    args.page.write_text(
-        written(args.page.read_text(encoding="utf-8"), args.folder), encoding="utf-8"
-    )
+    for path, text in documents(args.page, args.folder).items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

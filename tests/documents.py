@@ -24,7 +24,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 # Pages and examples that sample, train or sweep for long: `make docs-check` runs them.
 LONG = """learning-coefficient.md compare-checkpoints.md transformer-coefficient.md bayes.md
 not-a-minimum.md batch-and-step.md sampling.md ground-truth.md mini-batch-spectra.md

@@ -55,7 +55,8 @@ def test_the_first_page_leads_to_every_page():
     )
     linked = set(re.findall(r"\]\(([\w/-]+\.md)", (DOCS / "index.md").read_text(encoding="utf-8")))
     assert len(navigation) > 40
-    assert set(navigation) - linked == {"index.md"}
+    deeper = {page for page in navigation if page.startswith("claims/")}  # from reproductions.md
+    assert set(navigation) - linked == {"index.md"} | deeper
 
 
 def test_the_navigation_has_its_groups():
