@@ -364,7 +364,8 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
         _section(section, name, len(places) <= OPENED, titles[section.title] > 1)
         for section, name in places
     )
-    css, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    names = ("page.css", "charts.js", "page.js")
+    css, *scripts = ((ASSETS / name).read_text(encoding="utf-8") for name in names)
     payloads = {
         name: {
             "charts": [figure_of(chart) for chart in section.charts],
@@ -404,7 +405,7 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
 <footer><p>Made by lambdahat. Everything on this page is in this file.</p></footer>
 {packed}
 {_payload("plotly", library)}
-<script>{script}</script>
+<script>{"".join(scripts)}</script>
 </body>
 </html>
 """
