@@ -364,8 +364,8 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
         _section(section, name, len(places) <= OPENED, titles[section.title] > 1)
         for section, name in places
     )
-    names = ("page.css", "charts.js", "page.js")
-    css, *scripts = ((ASSETS / name).read_text(encoding="utf-8") for name in names)
+    assets = ("page.css", "charts.js", "page.js")
+    css, *scripts = ((ASSETS / name).read_text(encoding="utf-8") for name in assets)
     payloads = {
         name: {
             "charts": [figure_of(chart) for chart in section.charts],
