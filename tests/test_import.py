@@ -1,4 +1,4 @@
-"""Importing lambdahat imports torch, numpy and scipy, and nothing else that is heavy."""
+"""What importing lambdahat and using its core names brings into a process."""
 
 import json
 import subprocess
@@ -17,15 +17,25 @@ LATER = (
     "safetensors",
     "arviz_stats",
     "sklearn",
+    "scipy.linalg",
+    "scipy.optimize",
+    "scipy.sparse",
+    "scipy.special",
+    "numpy.f2py",
 )
 
 
 SCRIPT = f"""
-import json, sys, torch, numpy, scipy.stats, scipy.sparse.linalg
-before, state = set(sys.modules), torch.get_rng_state()
+import json, sys
 import lambdahat as lh
+alone = sorted(name for name in ("torch", "numpy", "scipy") if name in sys.modules)
+import torch
+before, state = set(sys.modules), torch.get_rng_state()
+lh.Problem, lh.hessian, lh.trace, lh.spectrum, lh.llc, lh.sample, lh.measure, lh.compare
 print(json.dumps({{
+    "alone": alone,
     "heavy": sorted(set({LATER!r}) & (set(sys.modules) - before)),
+    "package": lh.operators.__name__,
     "same state": torch.equal(state, torch.get_rng_state()),
     "not completed": sorted(set(lh.__all__) - set(dir(lh))),
 }}))
@@ -42,6 +52,11 @@ def imported():
     return done.stdout
 
 
+def test_names_are_loaded_when_they_are_asked_for(imported):
+    assert json.loads(imported)["alone"] == []
+    assert json.loads(imported)["package"] == "lambdahat.operators"
+
+
 def test_heavy_packages_are_imported_where_they_are_used(imported):
     assert json.loads(imported)["heavy"] == []
 
@@ -56,6 +71,7 @@ def test_public_names_are_there():
 
     for name in lambdahat.__all__:
         assert getattr(lambdahat, name) is not None
+    assert sorted(lambdahat.__all__) == sorted(set(lambdahat.__all__))
 
 
 def test_unknown_names_are_attribute_errors():

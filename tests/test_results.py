@@ -263,7 +263,9 @@ import importlib, pkgutil, sys
 import lambdahat
 from lambdahat.results import Result
 print(*(type(Result.load(path)).__name__ for path in sys.argv[1:]))
-from lambdahat._core.storage import LATER
+from lambdahat._core.storage import CORE, LATER
+for module in CORE:
+    importlib.import_module(f"lambdahat.{module}")
 known = {*Result._types, *(name for names in LATER.values() for name in names.split())}
 for module in pkgutil.walk_packages(lambdahat.__path__, "lambdahat."):
     if not module.name.endswith("__main__"):

@@ -9,63 +9,72 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lambdahat import maxent, sampling, singular
-from lambdahat._core.progress import progress
-from lambdahat._measure import compare, measure
-from lambdahat.estimators import (
-    Overlap,
-    RankBound,
-    RelativeSharpness,
-    Sharpness,
-    diagonal,
-    eigenpairs,
-    fisher_rao_norm,
-    frobenius_norm,
-    gradient_overlap,
-    landscape,
-    logdet,
-    moments,
-    power_iteration,
-    random_direction,
-    rank_bound,
-    relative_sharpness,
-    sharpness,
-    spectral_norm,
-    spectrum,
-    towards,
-    trace,
-    trace_function,
-    trace_per_layer,
-    variance,
-)
-from lambdahat.krylov import inverse
-from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
-from lambdahat.operators.kernel_matrix import kernel_matrix
-from lambdahat.operators.kronecker import KFAC, ekfac, kfac
-from lambdahat.operators.matrix import identity, operator
-from lambdahat.problem import Problem
-from lambdahat.results import (
-    Chains,
-    Density,
-    Eigenpairs,
-    Estimate,
-    Landscape,
-    LearningCoefficient,
-    Moments,
-    Result,
-    Spectrum,
-    Status,
-    Variance,
-)
-from lambdahat.results.measurement import Comparison, Measurement
-from lambdahat.sampling import sample
-from lambdahat.singular import llc
-
 if TYPE_CHECKING:
-    from lambdahat import data, experiments, graphs, models, optim, randommatrix, training
+    from lambdahat import (
+        data,
+        experiments,
+        graphs,
+        maxent,
+        models,
+        optim,
+        randommatrix,
+        sampling,
+        singular,
+        training,
+    )
+    from lambdahat._core.progress import progress
+    from lambdahat._measure import compare, measure
+    from lambdahat.estimators import (
+        Overlap,
+        RankBound,
+        RelativeSharpness,
+        Sharpness,
+        diagonal,
+        eigenpairs,
+        fisher_rao_norm,
+        frobenius_norm,
+        gradient_overlap,
+        landscape,
+        logdet,
+        moments,
+        power_iteration,
+        random_direction,
+        rank_bound,
+        relative_sharpness,
+        sharpness,
+        spectral_norm,
+        spectrum,
+        towards,
+        trace,
+        trace_function,
+        trace_per_layer,
+        variance,
+    )
+    from lambdahat.krylov import inverse
+    from lambdahat.operators.base import LinearOperator
+    from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
+    from lambdahat.operators.kernel_matrix import kernel_matrix
+    from lambdahat.operators.kronecker import KFAC, ekfac, kfac
+    from lambdahat.operators.matrix import identity, operator
+    from lambdahat.problem import Problem
     from lambdahat.report.figures import plot
     from lambdahat.report.page import page
+    from lambdahat.results import (
+        Chains,
+        Density,
+        Eigenpairs,
+        Estimate,
+        Landscape,
+        LearningCoefficient,
+        Moments,
+        Result,
+        Spectrum,
+        Status,
+        Variance,
+    )
+    from lambdahat.results.measurement import Comparison, Measurement
+    from lambdahat.sampling import sample
+    from lambdahat.singular import llc
 
 __version__ = "0.1.0"
 
@@ -139,23 +148,53 @@ __all__ = [
     "variance",
 ]
 
-_MODULES = ("data", "experiments", "graphs", "models", "optim", "randommatrix", "training")
-_LATER = {"page": "lambdahat.report.page", "plot": "lambdahat.report.figures"} | dict.fromkeys(
-    _MODULES, ""
-)
+# where each public name lives: it is imported when first asked for, so that `import lambdahat` and
+# `lambdahat --help` do not wait for torch
+_HOMES = {
+    "_core.progress": "progress",
+    "_measure": "compare measure",
+    "estimators": (
+        "Overlap RankBound RelativeSharpness Sharpness diagonal eigenpairs fisher_rao_norm "
+        "frobenius_norm gradient_overlap landscape logdet moments power_iteration "
+        "random_direction rank_bound relative_sharpness sharpness spectral_norm spectrum "
+        "towards trace trace_function trace_per_layer variance"
+    ),
+    "krylov": "inverse",
+    "operators.base": "LinearOperator",
+    "operators.curvature": "fisher ggn gradient_covariance hessian",
+    "operators.kernel_matrix": "kernel_matrix",
+    "operators.kronecker": "KFAC ekfac kfac",
+    "operators.matrix": "identity operator",
+    "problem": "Problem",
+    "report.figures": "plot",
+    "report.page": "page",
+    "results": (
+        "Chains Density Eigenpairs Estimate Landscape LearningCoefficient Moments Result "
+        "Spectrum Status Variance"
+    ),
+    "results.measurement": "Comparison Measurement",
+    "sampling": "sample",
+    "singular": "llc",
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    """What needs more than torch, numpy and scipy, or few people need, is loaded when first
-    asked for.
-    """
-    if name not in _LATER:
-        raise AttributeError(f"module 'lambdahat' has no attribute {name!r}")
-    if not _LATER[name]:
-        return import_module(f"lambdahat.{name}")
-    return getattr(import_module(_LATER[name]), name)
+    """A public name from its module, or a package of the library."""
+    try:
+        value = (
+            getattr(import_module(f"lambdahat.{_HOME_OF[name]}"), name)
+            if name in _HOME_OF
+            else import_module(f"lambdahat.{name}")
+        )
+    except ModuleNotFoundError as error:
+        if error.name != f"lambdahat.{name}":
+            raise
+        raise AttributeError(f"module 'lambdahat' has no attribute {name!r}") from None
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    """All public names, those that load later too, for completion."""
+    """All public names, those that are not loaded yet too, for completion."""
     return sorted({*globals(), *__all__})

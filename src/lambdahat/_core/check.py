@@ -9,8 +9,6 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
-
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)}
 _UNITS |= {f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}
@@ -106,6 +104,7 @@ def require_type(value: Any, kind: Any, name: str, expected: str, cure: str = ""
 def require_shape(value: Any, shape: Sequence[int | str], name: str, cure: str = "") -> None:
     """Raise ``ValueError`` unless an array has a shape; a name in it stands for any length.
 
+    >>> import numpy as np
     >>> require_shape(np.zeros((3, 2)), (4, "k"), "start")
     Traceback (most recent call last):
     ValueError: start must have shape (4, k), got ndarray of shape (3, 2)
@@ -119,6 +118,8 @@ def require_shape(value: Any, shape: Sequence[int | str], name: str, cure: str =
 
 def require_finite(value: Any, name: str, cure: str = "") -> None:
     """Raise ``ValueError`` if a number, an array or a tensor holds NaN or infinity."""
+    import numpy as np
+
     finite = value.isfinite() if hasattr(value, "isfinite") else np.isfinite(value)
     if not bool(finite.all()):
         raise ValueError(message(name, "be finite", "NaN or infinity in it", cure))

@@ -47,8 +47,9 @@ BUFFER = 1 << 18
 SMALL = 64 << 20  # bytes that any packed file may unpack to
 # beyond that, times its own size: what people store packs 2 to 20 times, a bomb 1,000 times
 RATIO = 50
-# the results in modules that ``import lambdahat`` leaves out; reading a file that holds one imports
-# its module
+# what reading a file imports where it holds a result that is not known yet: CORE, or the module of
+# the result where that is outside
+CORE = ("results.measurement", "maxent", "estimators", "singular")
 LATER = {
     "bench.records": "BenchResult BenchRow",
     "experiments.minibatch.batch_points": "BatchCell CurvaturePoint",
@@ -620,8 +621,8 @@ def _kind(name: str, fields: Iterable[str]) -> type[Result] | None:
     The cases of a verification once had the name that the comparison of problems has now.
     """
     name = "CheckedCase" if name == "Comparison" and "case" in fields else name
-    for module, names in LATER.items() if name not in Result._types else ():
-        if name in names.split():
+    if name not in Result._types:
+        for module in [home for home, names in LATER.items() if name in names.split()] or CORE:
             import_module(f"lambdahat.{module}")
     return Result._types.get(name)
 

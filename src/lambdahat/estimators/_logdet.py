@@ -9,10 +9,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from numpy.polynomial import chebyshev
-from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from lambdahat._core.check import (
     require,
@@ -141,7 +140,9 @@ def _envelope(matrix: scipy.sparse.csc_array) -> int:
     SuperLU's own order, minimum degree, rarely fills more, and is known only once it has run.
     """
     place = np.empty(matrix.shape[0], dtype=np.int64)
-    place[reverse_cuthill_mckee(matrix.tocsr(), symmetric_mode=True)] = np.arange(matrix.shape[0])
+    place[scipy.sparse.csgraph.reverse_cuthill_mckee(matrix.tocsr(), symmetric_mode=True)] = (
+        np.arange(matrix.shape[0])
+    )
     entries = matrix.tocoo()
     rows = np.arange(matrix.shape[0])
     first = rows.copy()

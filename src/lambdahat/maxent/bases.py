@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import scipy
 import torch
 from numpy.polynomial import chebyshev, legendre, polynomial
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 from torch import Tensor
 
 Array = NDArray[np.float64]
@@ -55,7 +55,7 @@ def chebyshev_table(basis: str, count: int) -> Array:
         return np.eye(count + 1)
     if basis == "legendre":
         matrix = legendre_in_chebyshev(count)
-        return np.asarray(solve_triangular(matrix, np.eye(count + 1), lower=True))
+        return np.asarray(scipy.linalg.solve_triangular(matrix, np.eye(count + 1), lower=True))
     table = np.zeros((count + 1, count + 1))
     for k in range(count + 1):
         table[k, : k + 1] = chebyshev.cheb2poly([0.0] * k + [1.0])

@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Any, Protocol
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from torch import Tensor
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count, require_positive
@@ -72,10 +72,11 @@ class Estimate(Result):
 def student_quantile(level: float, dof: float) -> float:
     """Half-width of a two-sided ``level`` interval in standard errors."""
     tail = 0.5 + level / 2
-    return float(special.ndtri(tail) if math.isinf(dof) else special.stdtrit(dof, tail))
+    return float(scipy.special.ndtri(tail) if math.isinf(dof) else scipy.special.stdtrit(dof, tail))
 
 
-NORMAL_QUANTILE = student_quantile(0.95, math.inf)
+# student_quantile(0.95, math.inf), without loading scipy.special when the library is imported
+NORMAL_QUANTILE = 1.959963984540054
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
-from scipy import optimize, special
 from torch import Tensor
 
 from lambdahat._core.check import message, require, require_count, require_positive
@@ -360,7 +360,7 @@ def _runs(
 
 def _is_misfit(misfit: float, freedom: int) -> bool:
     """Whether χ² = misfit·freedom is improbably large for points on a line."""
-    return freedom > 0 and float(special.chdtrc(freedom, misfit * freedom)) < IMPROBABLE
+    return freedom > 0 and float(scipy.special.chdtrc(freedom, misfit * freedom)) < IMPROBABLE
 
 
 def _line(x: Array, y: Array, errors: Array, degrees: Array) -> tuple[Estimate, Estimate, float]:
@@ -490,17 +490,17 @@ def _cut(rises: Array, count: int) -> tuple[float, Estimate, float]:
 
     high = math.log(count) - SPACING
     low = min(-30.0 - math.log(float(np.abs(finite).max()) or 1.0), high)
-    found = high if half(high) >= 0 else float(optimize.brentq(half, low, high, xtol=1e-3))
+    found = high if half(high) >= 0 else float(scipy.optimize.brentq(half, low, high, xtol=1e-3))
     exponents = -math.exp(found) * rises
     weights = np.exp(exponents - exponents.max())
     error = float(weights.std(ddof=1) / weights.mean() / math.sqrt(len(weights)))
-    value = math.log(len(rises)) - float(special.logsumexp(exponents))
+    value = math.log(len(rises)) - float(scipy.special.logsumexp(exponents))
     return found, Estimate(value, error), _effective(-exponents)
 
 
 def _effective(energies: Array) -> float:
     """1/Σw² of the weights exp(−energy), normalised."""
-    weights = special.softmax(-energies)
+    weights = scipy.special.softmax(-energies)
     return 1.0 / float((weights**2).sum())
 
 

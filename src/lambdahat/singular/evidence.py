@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.linalg import hessenberg
 from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count, require_positive
@@ -225,7 +225,7 @@ def _jacobi(nodes: Array, weights: Array) -> Array:
     arrow = np.zeros((count + 1, count + 1))
     arrow[0, 1:] = arrow[1:, 0] = np.sqrt(weights)
     arrow[1:, 1:] = np.diag(nodes)
-    reduced: Array = hessenberg(arrow)[1:, 1:]
+    reduced: Array = scipy.linalg.hessenberg(arrow)[1:, 1:]
     return (reduced + reduced.T) / 2
 
 

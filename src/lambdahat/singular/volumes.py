@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
-from scipy.special import digamma
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -117,7 +117,10 @@ def volume_scaling(
         thresholds = cloud.halve()
         if not bool((thresholds > cloud.floor).all()):
             break
-        log_volumes.append(log_volumes[-1] + float(digamma(size // 2 + 1) - digamma(size + 1)))
+        log_volumes.append(
+            log_volumes[-1]
+            + float(scipy.special.digamma(size // 2 + 1) - scipy.special.digamma(size + 1))
+        )
         log_levels.append(thresholds)
         cloud.move(thresholds)
         report("volume scaling", level, levels)
