@@ -29,6 +29,8 @@ from lambdahat.report.style import sentence
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 FOLDER = "claims"
+# thousands of rows would crowd every other page out of the site's search
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def claim_pages(runs: Sequence[Run]) -> dict[str, str]:
             " [Reproductions](../reproductions.md#how-a-claim-is-judged) describes how claims are"
             " judged and what the columns mean. This page is generated from the stored runs."
         )
-        sections = [head, summary(own), *(section(run) for run in own)]
+        sections = [UNSEARCHED + head, summary(own), *(section(run) for run in own)]
         pages[f"{chapter.file}.md"] = "\n\n".join(sections) + "\n"
     return pages
 
@@ -333,6 +335,9 @@ def section(run: Run) -> str:
         tuple(cell.replace("|", "\\|") for cell in row[: 6 if planned else 5]) for row in rows
     ]
     words = markdown_table((*CLAIMS_HEADER, "to decide") if planned else CLAIMS_HEADER, marked)
+    if run.size.startswith("stand-in"):
+        told = f"Claims tested on this stand-in ({len(rows)}), which decides none of the paper's"
+        words = f"<details markdown><summary>{told}</summary>\n\n{words.rstrip()}\n\n</details>"
     return f"{head}\n\n{words}".rstrip()
 
 

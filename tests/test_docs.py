@@ -9,10 +9,13 @@ import contextlib
 import importlib.util
 import io
 import json
-import math
 import re
+import threading
 import warnings
 from collections import Counter
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from types import ModuleType
 
 import pytest
 
@@ -20,6 +23,7 @@ import lambdahat as lh
 from lambdahat.cli import exits
 from lambdahat.results import Status
 from tests.documents import DOCS, PAGES, assert_alike, blocks, empty_folder, in_two_jobs
+from tests.report.browser import CHROMIUM, Browser
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +59,9 @@ def test_the_first_page_leads_to_every_page():
     )
     linked = set(re.findall(r"\]\(([\w/-]+\.md)", (DOCS / "index.md").read_text(encoding="utf-8")))
     assert len(navigation) > 40
-    deeper = {page for page in navigation if page.startswith("claims/")}  # from reproductions.md
+    deeper = {  # from reproductions.md and reference/index.md
+        page for page in navigation if page.startswith(("claims/", "reference/"))
+    } - {"reference/index.md"}
     assert set(navigation) - linked == {"index.md"} | deeper
 
 
@@ -66,63 +72,112 @@ def test_the_navigation_has_its_groups():
     assert groups == ["Start", "How-to", "Understand", "Results", "Reference", "Decisions"]
 
 
+# the question of each page, and other ways to put it
 QUESTIONS = {
-    "What is the top Hessian eigenvalue of my ResNet?": "top-eigenvalue",
-    "What is the learning coefficient of my transformer?": "transformer-coefficient",
-    "Which learning rate can I use?": "learning-rate",
-    "How does sharpness change during training?": "sharpness-during-training",
-    "How do two checkpoints compare?": "compare-checkpoints",
-    "What does NOT_A_MINIMUM mean?": "not-a-minimum",
+    "top-eigenvalue": (
+        "What is the top Hessian eigenvalue of my ResNet?",
+        "largest eigenvalue of the Hessian of a ResNet",
+        "how do I compute the largest Hessian eigenvalue",
+        "top eigenvalue",
+    ),
+    "transformer-coefficient": (
+        "What is the learning coefficient of my transformer?",
+        "llc of a transformer",
+        "local learning coefficient of a language model",
+        "λ̂ of my transformer",
+    ),
+    "learning-rate": (
+        "Which learning rate can I use?",
+        "what learning rate should I use",
+        "largest stable learning rate",
+        "maximum learning rate",
+    ),
+    "sharpness-during-training": (
+        "How does sharpness change during training?",
+        "track sharpness while training",
+        "sharpness during training",
+        "sharpness beside 2/lr",
+    ),
+    "compare-checkpoints": (
+        "How do two checkpoints compare?",
+        "compare checkpoints",
+        "which of two checkpoints is sharper",
+        "difference between two checkpoints",
+    ),
+    "not-a-minimum": (
+        "What does NOT_A_MINIMUM mean?",
+        "NOT_A_MINIMUM",
+        "status not a minimum",
+        "why is λ̂ negative",
+    ),
 }
-STOP_WORDS = {"a", "can", "do", "does", "how", "i", "is", "my", "of", "the", "what", "which"}
 
 
-def words(text):
-    """The search terms of a text: lower case, without markup, punctuation and stop words."""
-    tokens = re.split(r"[\s-]+", re.sub(r"<[^>]*>", " ", text).lower())
-    trimmed = (re.sub(r"^\W+|\W+$", "", token) for token in tokens)
-    return [word for word in trimmed if word and word not in STOP_WORDS]
-
-
-def rank(sections, query, boosts):
-    """Sections of the site's search index by BM25 over their fields, as lunr.js scores them."""
-    scores = dict.fromkeys((section["location"] for section in sections), 0.0)
-    for field, boost in boosts.items():
-        counts = {s["location"]: Counter(words(s.get(field) or "")) for s in sections}
-        mean = sum(map(Counter.total, counts.values())) / len(counts)
-        for term in words(query):
-            matches = sum(term in count for count in counts.values())
-            rarity = math.log(1 + abs((len(counts) - matches + 0.5) / (matches + 0.5)))
-            for location, count in counts.items():
-                length = 1.2 * (0.25 + 0.75 * count.total() / mean)
-                scores[location] += boost * rarity * 2.2 * count[term] / (length + count[term])
-    return sorted(scores, key=scores.__getitem__, reverse=True)
-
-
-@pytest.fixture(scope="session")
-def search_index(tmp_path_factory):
-    """The search index of the site, built without the reference, which takes most of the time."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built as it is published."""
     mkdocs_config = pytest.importorskip("mkdocs.config")
     from mkdocs.commands.build import build
 
-    site = tmp_path_factory.mktemp("site")
-    with warnings.catch_warnings():
+    folder = tmp_path_factory.mktemp("site")
+    with warnings.catch_warnings(), contextlib.chdir(DOCS.parent):
         warnings.simplefilter("ignore")
-        build(
-            mkdocs_config.load_config(
-                str(DOCS.parent / "mkdocs.yml"), site_dir=str(site), plugins=["search"]
-            )
-        )
-    return json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+        build(mkdocs_config.load_config("mkdocs.yml", site_dir=str(folder)))
+    return folder
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serve a folder without a line for each request."""
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def address(site):
+    """Where the site is served, on this machine alone."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.mark.documents
-def test_questions_find_their_pages_first(search_index):
-    boosts = {"title": 1000.0, "text": 1.0}  # those of the theme's index
-    for question, page in QUESTIONS.items():
-        assert (DOCS / f"{page}.md").read_text(encoding="utf-8").startswith(f"# {question}\n")
-        first = rank(search_index["docs"], question, boosts)[0]
-        assert first.split("#")[0] == f"{page}/", question
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_questions_find_their_pages_first_and_no_other_host_is_asked(address, tmp_path):
+    with Browser(tmp_path) as browser:
+        browser.size(1300)
+        browser.call("Page.navigate", url=f"{address}/")
+        browser.until("document.querySelector('.md-search__input')")
+        for page, questions in QUESTIONS.items():
+            head = (DOCS / f"{page}.md").read_text(encoding="utf-8").split("---\n\n")[1]
+            assert head.startswith(f"# {questions[0]}\n")
+            for question in questions:
+                browser.evaluate(
+                    "document.querySelectorAll('.md-search-result__item').forEach(e => e.remove());"
+                    "var box = document.querySelector('.md-search__input'); box.focus();"
+                    f"box.value = {json.dumps(question)}; box.dispatchEvent(new Event('keyup'))"
+                )
+                browser.until("document.querySelector('.md-search-result__item > a')")
+                first = browser.evaluate(
+                    "document.querySelector('.md-search-result__item > a').href"
+                )
+                assert first.removeprefix(address).partition("#")[0] == f"/{page}/", question
+        assert [url for url in browser.complaints() if not str(url).startswith(address)] == []
+
+
+@pytest.mark.documents
+def test_pages_of_the_reference_are_of_readable_length(site):
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    lengths = Counter()
+    for section in index["docs"]:
+        page = section["location"].partition("#")[0]
+        lengths[page] += len(section["title"]) + len(section["text"])
+    reference = {page: size for page, size in lengths.items() if page.startswith("reference/")}
+    assert len(reference) == len(list((DOCS / "reference").iterdir()))
+    assert max(reference.values()) < 50_000, reference  # 30,000 are about 20,000 pixels
 
 
 def test_exit_codes_are_those_of_the_command():
@@ -139,39 +194,25 @@ def test_exit_codes_are_those_of_the_command():
         assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes
 
 
-KERNELS = {
-    "kinetic": "kernels.Kinetic",
-    "sgld": "kernels.SGLD",
-    "rmsprop_sgld": "kernels.RMSpropSGLD",
-    "sghmc": "kernels.SGHMC",
-    "sgnht": "kernels.SGNHT",
-    "hmc": "kernels.HMC",
-}
+MODULES = {name for name in lh.__all__ if isinstance(getattr(lh, name), ModuleType)}
 
 
-def test_every_public_name_is_in_the_reference():
-    page = (DOCS / "reference.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"^::: lambdahat\.([\w.]+)$", page, re.MULTILINE))
-    modules = {
-        "data",
-        "experiments",
-        "graphs",
-        "maxent",
-        "models",
-        "optim",
-        "randommatrix",
-        "sampling",
-        "singular",
-        "training",
+def test_every_public_name_is_on_one_page_of_the_reference():
+    entry = re.compile(r"^(?:<!-- lh\.([\w.]+) -->\n)?::: lambdahat\.([\w.]+)$", re.MULTILINE)
+    listed = Counter()
+    for page in (DOCS / "reference").glob("*.md"):
+        found = entry.findall(page.read_text(encoding="utf-8"))
+        listed.update(shown or path for shown, path in found)
+    assert [name for name, times in listed.items() if times > 1] == []
+    public = set(lh.__all__) - MODULES
+    for module in MODULES:
+        names = set(getattr(lh, module).__all__)
+        # names of lambdahat itself, and a module with a page of its own
+        public |= {f"{module}.{name}" for name in names - {"llc", "sample", "exact"}}
+    elsewhere = {
+        name for name in listed if name.startswith(("results.", "singular.exact.", "fsdp."))
     }
-    assert {name for name in listed if "." not in name} == set(lh.__all__) - modules
-    elsewhere = {"exact", "llc", "sample"}  # a module of its own, and names of lambdahat itself
-    for module in sorted(modules):
-        names = {KERNELS.get(name, name) for name in set(getattr(lh, module).__all__) - elsewhere}
-        inner = {
-            name.removeprefix(f"{module}.") for name in listed if name.startswith(f"{module}.")
-        }
-        assert {name for name in inner if not name.startswith("exact.")} == names
+    assert set(listed) - elsewhere == public
 
 
 def figures_script():

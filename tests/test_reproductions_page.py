@@ -59,7 +59,9 @@ def test_a_line_and_a_section_for_each_run(script, one_toy, tmp_path):
     assert "| [`toy`](claims/toys.md#toy-cpu) | cpu |" in page
     assert "Decided: 1 of the papers' 1 claims whose data are available here, 100%." in page
     assert "without a verdict: `other`." in page
-    assert claims.startswith('# Toys: all claims\n\nEvery claim of "no paper" that was tested,')
+    assert claims.startswith(
+        script.UNSEARCHED + '# Toys: all claims\n\nEvery claim of "no paper" that was tested,'
+    )
     assert "[Toys](../toy-results.md)" in claims
     assert "| [`toy`](#toy-cpu) | cpu | 1 | 0 | 0 | 0 |  |  | Table 1 | A toy |" in claims
     assert "\n## toy cpu\n\nA toy (Table 1).\n\n- Command: `lambdahat reproduce toy" in claims
@@ -116,6 +118,8 @@ def test_reduced_runs_and_stand_ins_are_named_and_stand_ins_decide_nothing(
     assert "| **all** | 1 | 0 | 0 | 0 | 1 | 0 / 1 / 0 |" in page
     assert "| stand-in: net on MNIST in place of VGG-16 on CIFAR-100 |" in page
     assert "Decided: 0 of the papers' 1 claims" in page
+    (claims,) = script.claim_pages(script.runs_in(tmp_path)).values()
+    assert claims.count("<summary>Claims tested on this stand-in (1)") == 2
 
 
 def test_networks_that_the_larger_run_has_not_reached_count_with_the_smaller(
