@@ -128,17 +128,43 @@ EXAMPLES: dict[str, Result] = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_notebook_shows_a_table_with_the_status_and_its_remedy(name):
+def test_a_notebook_shows_numbers_errors_cost_status_and_remedy(name):
+    """As HTML that any notebook shows: nothing is fetched or run, and no colours are set."""
     result = EXAMPLES[name]
-    table = ElementTree.fromstring(result._repr_html_())
-    cells = {row[0].text: row[1].text for row in table.iter("tr")}
-    assert table.find("caption/b").text == type(result).__name__
-    status = getattr(result, "status", None)
-    if status is not None:
-        assert cells["status"] == (status.name if status.ok else f"{status.name}: {status.value}")
-    if type(result) is Estimate and isinstance(result.value, float):
-        assert table.find("caption/b").tail.strip() == str(result).partition(" [")[0]
-        assert float(cells["value"]) == pytest.approx(result.value, rel=1e-5, nan_ok=True)
+    shown = ElementTree.fromstring(result._repr_html_())
+    assert shown.find("div/b").text == type(result).__name__
+    rows = result.table()
+    status = getattr(result, "status", Status.CONVERGED)
+    text = " ".join(shown.itertext())
+    found = {status, *(Status[row["status"]] for row in rows)}
+    for one in found:
+        assert one.value in text
+    assert "CONVERGED" in text or status is not Status.CONVERGED or not hasattr(result, "status")
+    if rows:
+        header = [cell.text for cell in shown.findall("table/thead/tr/th")]
+        assert {"quantity", "value", "standard error", "status"} <= set(header)
+        assert ("cost" in header) is (not isinstance(result, Comparison))
+        first = [cell.text for cell in shown.find("table/tbody/tr")]
+        value = first[header.index("value")]
+        assert float(value) == pytest.approx(rows[0]["value"], rel=1e-5, nan_ok=True)
+    assert not {part.tag for part in shown.iter()} & {"script", "style", "link"}
+    for part in shown.iter():
+        assert set(part.attrib) <= {"style", "colspan", "alt", "src"}
+        assert "color" not in part.get("style", "")
+        assert part.get("src", "data:image/png;base64,").startswith("data:image/png;base64,")
+
+
+def test_a_notebook_shows_a_picture_where_there_is_a_curve():
+    assert "<img" in EXAMPLES["MaxentDensity"]._repr_html_()
+    assert "<img" in EXAMPLES["Comparison"]._repr_html_()
+    assert "<img" not in EXAMPLES["Estimate"]._repr_html_()
+
+
+def test_a_notebook_shows_the_first_rows_of_a_long_table():
+    many = Measurement({f"n{i}": Estimate(float(i)) for i in range(40)})
+    shown = ElementTree.fromstring(many._repr_html_())
+    assert len(shown.findall("table/tbody/tr")) == 13
+    assert "… and 28 more: see frame()" in " ".join(shown.itertext())
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -147,19 +147,16 @@ def compare(
         _require_same_data(every)
         if any(name in SAMPLED for name in asked):
             given = _common_estimand(every, given)
-        measured = {
-            name: [
-                _measured(
-                    problem,
-                    asked,
-                    curvature,
-                    {"top": top, "depth": depth, "probes": probes, "sampling": given},
-                    derived_seed(seed, "compare", place, i),
-                )
-                for i, problem in enumerate(found)
-            ]
-            for place, (name, found) in enumerate(every.items())
-        }
+        effort = {"top": top, "depth": depth, "probes": probes, "sampling": given}
+        measured, done, total = {}, 0, sum(map(len, every.values()))
+        for place, (name, found) in enumerate(every.items()):
+            measured[name] = []
+            for i, problem in enumerate(found):
+                report("compare", done, total)
+                own = derived_seed(seed, "compare", place, i)
+                measured[name].append(_measured(problem, asked, curvature, effort, own))
+                done += 1
+        report("compare", total, total)
     return _comparison(measured, names, top)
 
 

@@ -1,57 +1,233 @@
 """The progress protocol: estimators report, whoever asked shows.
 
-An estimator calls ``report(task, done, total)`` and knows nothing more. By default nobody listens.
-``with progress():`` shows a bar on a terminal and stays silent elsewhere; ``with
-progress(callable):`` hands every report to the callable.
+An estimator calls ``report(task, done, total)`` and knows nothing more. In a notebook a line below
+the cell shows the task under way; elsewhere nobody listens unless asked. ``progress`` says who
+listens.
 """
 
 from __future__ import annotations
 
+import html
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from contextvars import ContextVar, Token
+from typing import Any, TextIO
 
 # seconds from which the time left is estimated: a cell of an experiment may take many minutes
 REMEMBERED = 4 * 3600.0
 
 Listener = Callable[[str, int, int | None], None]
 
-_listener: ContextVar[Listener | None] = ContextVar("lambdahat_progress", default=None)
+
+class Tasks:
+    """The tasks under way, as one line of text, which subclasses show; only they get notes.
+
+    A task that began at 0 stays on the line while others report, as one that contains them, until
+    it is complete. A task that did not, such as a Lanczos run, may end before its total, which
+    nobody reports; it leaves the line when another one reports.
+    """
+
+    wait = 1.0  # seconds before the first line
+    every = 0.25  # seconds from one line to the next
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all tasks and wait again."""
+        self._tasks: dict[str, tuple[float, int, int, int | None, str]] = {}
+        self._due: float | None = None
+
+    def __call__(self, task: str, done: int, total: int | None, note: str = "") -> None:
+        now = time.monotonic()
+        if self._due is None:
+            self._due = now + self.wait
+        names = list(self._tasks)
+        inner = names[names.index(task) + 1 :] if task in names else []
+        for name, (_, first, _, _, _) in list(self._tasks.items()):
+            if name in inner or (name != task and first > 0):
+                del self._tasks[name]
+        start, first, before, _, _ = self._tasks.get(task, (now, done, done, total, note))
+        if done < before:  # the same task again
+            start, first = now, done
+        self._tasks[task] = start, first, done, total, note
+        if now >= self._due:
+            self._due = now + self.every
+            self.show()
+        if total is not None and done >= total:
+            del self._tasks[task]
+
+    def line(self) -> str:
+        """All tasks, and the time that the last one has taken and has left."""
+        parts, now = [], time.monotonic()
+        for name, (_, _, done, total, note) in self._tasks.items():
+            count = f"{done:,}" if total is None else f"{done:,}/{total:,}"
+            parts.append(f"{name} {count}" + (f" ({note})" if note else ""))
+        start, first, done, total, _ = list(self._tasks.values())[-1]
+        text = f"{' · '.join(parts)}, {_clock(now - start)}"
+        if total is None or done <= first:
+            return text
+        return f"{text}, about {_clock((now - start) / (done - first) * (total - done))} left"
+
+    def share(self) -> float:
+        """How much of all is done, 0 to 1, where all tasks have totals."""
+        found, width = 0.0, 1.0
+        for _, _, done, total, _ in self._tasks.values():
+            found, width = found + width * done / (total or 1), width / (total or 1)
+        return min(found, 1.0)
+
+    def show(self) -> None:
+        """Show the line."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Remove what is shown."""
 
 
-class Bars:
-    """The listener that draws bars; it alone shows notes beside them."""
+def _clock(seconds: float) -> str:
+    """Minutes and seconds, or hours before them."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
-    def __init__(
-        self,
-        add: Callable[[str, int | None], int],
-        update: Callable[[int, str, int, int | None], None],
-    ) -> None:
-        self._add, self._update = add, update
-        self._ids: dict[str, int] = {}
+
+class TextLines(Tasks):
+    """A line of text every few seconds, for logs and pipes; on standard error by default."""
+
+    wait = every = 5.0
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def show(self) -> None:
+        print(self.line(), file=self._stream or sys.stderr, flush=True)
+
+
+class NotebookLine(Tasks):
+    """One line with a bar below a notebook's cell, empty again when the cell has run.
+
+    The line is plain HTML in the colours of the notebook, without scripts or styles of its own.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__()
+        self._events, self._listens = shell.events, False
+        self._handle: Any = None
+
+    def show(self) -> None:
+        from IPython.display import DisplayHandle
+
+        if not self._listens:
+            self._events.register("post_run_cell", self._end_cell)
+            self._listens = True
+        text = self.line()
+        bar = f'<progress value="{self.share():.3f}" max="1"></progress> '
+        bundle = {"text/html": f"<small>{bar}{html.escape(text)}</small>", "text/plain": text}
+        if self._handle is None:
+            self._handle = DisplayHandle()  # type: ignore[no-untyped-call]
+            self._handle.display(bundle, raw=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def _end_cell(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._listens:
+            self._events.unregister("post_run_cell", self._end_cell)
+            self._listens = False
+        if self._handle is not None:
+            self._handle.update({"text/html": "", "text/plain": ""}, raw=True)
+        self._handle = None
+        self.restart()
+
+
+class Bars(Tasks):
+    """One rich bar for each task, on a terminal."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        super().__init__()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        console = Console(stderr=True)
+        shown = Progress(
+            *columns, console=console, transient=True, speed_estimate_period=REMEMBERED
+        )
+        self._bars = stack.enter_context(shown)
+        self._ids: dict[str, Any] = {}
 
     def __call__(self, task: str, done: int, total: int | None, note: str = "") -> None:
         if task not in self._ids:
-            self._ids[task] = self._add(task, total)
-        self._update(self._ids[task], f"{task}: {note}" if note else task, done, total)
+            self._ids[task] = self._bars.add_task(task, total=total)
+        text = f"{task}: {note}" if note else task
+        self._bars.update(self._ids[task], description=text, completed=done, total=total)
+
+
+def _silent(task: str, done: int, total: int | None) -> None:
+    """Show nothing."""
+
+
+_listener: ContextVar[Listener | None] = ContextVar("lambdahat_progress", default=None)
+_chosen: Listener | None = None  # for everything outside of ``with`` blocks; None: notebooks alone
+_notebook: NotebookLine | None = None
+
+
+def notebook_line() -> NotebookLine | None:
+    """The line of the notebook that this code runs in; None elsewhere."""
+    global _notebook
+    if _notebook is None and "ipykernel" in sys.modules:
+        from IPython import get_ipython
+
+        shell = get_ipython()
+        if getattr(shell, "kernel", None) is not None:
+            _notebook = NotebookLine(shell)
+    return _notebook
 
 
 def report(task: str, done: int, total: int | None = None, note: str = "") -> None:
     """Tell the current listener, if any, that ``done`` of ``total`` units of ``task`` are complete.
 
-    A ``note``, such as the loss so far, is drawn beside the bar; other listeners do not get it.
+    A ``note``, such as the loss so far, is shown beside the count; functions that users give as
+    listeners do not get it.
     """
-    listener = _listener.get()
-    if isinstance(listener, Bars):
+    listener = _listener.get() or _chosen or notebook_line()
+    if isinstance(listener, Tasks):
         listener(task, done, total, note)
     elif listener is not None:
         listener(task, done, total)
 
 
-@contextmanager
-def progress(listener: Listener | None = None) -> Iterator[None]:
-    """Show the progress of everything inside the block.
+class progress:
+    """Show the progress of everything that follows, or of one block.
+
+    Without this call, notebooks show a line with a bar below a cell that runs longer than a second,
+    and remove it at the end; scripts are silent. ``progress(False)`` silences notebooks from here
+    on. ``progress()`` makes scripts print one line every five seconds on standard error.
+
+    In a ``with`` statement the choice holds for the block. ``with progress():`` draws bars on a
+    terminal, and lines where standard error is a file or a pipe.
+
+    Args:
+        listener: True to show, False to be silent, or a function of the task's name, the units that
+            are done and their total, None where it is unknown.
 
     >>> seen = []
     >>> with progress(lambda task, done, total: seen.append((task, done, total))):
@@ -59,41 +235,29 @@ def progress(listener: Listener | None = None) -> Iterator[None]:
     >>> seen
     [('trace', 1, 2)]
     """
-    if listener is None and not sys.stderr.isatty():
-        yield
-        return
-    with _terminal_bars() if listener is None else nullcontext(listener) as shown:
-        token = _listener.set(shown)
-        try:
-            yield
-        finally:
-            _listener.reset(token)
 
+    def __init__(self, listener: Listener | bool = True) -> None:
+        global _chosen
+        self._before, self._given = _chosen, listener
+        if isinstance(listener, bool):
+            listener = (notebook_line() or TextLines()) if listener else _silent
+        self._chosen = _chosen = listener
+        self._stack = ExitStack()
+        self._token: Token[Listener | None] | None = None
 
-@contextmanager
-def _terminal_bars() -> Iterator[Listener]:
-    """One rich bar per task, on standard error."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    def __repr__(self) -> str:
+        return f"progress({self._given})"
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    console, memory = Console(stderr=True), REMEMBERED
-    with Progress(*columns, console=console, transient=True, speed_estimate_period=memory) as bars:
+    def __enter__(self) -> None:
+        global _chosen
+        _chosen, shown = self._before, self._chosen
+        if self._given is True and notebook_line() is None and sys.stderr.isatty():
+            shown = Bars(self._stack)
+        if isinstance(shown, Tasks):
+            self._stack.callback(shown.close)
+        self._token = _listener.set(shown)
 
-        def update(number: int, text: str, done: int, total: int | None) -> None:
-            bars.update(number, description=text, completed=done, total=total)  # type: ignore[arg-type]
-
-        yield Bars(lambda task, total: bars.add_task(task, total=total), update)
+    def __exit__(self, *_: object) -> None:
+        assert self._token is not None
+        _listener.reset(self._token)
+        self._stack.close()

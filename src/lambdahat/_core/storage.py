@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import html
 import io
 import json
 import math
@@ -253,20 +252,20 @@ class Result:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        """A small table for notebooks: the fields, and the status with its remedy."""
+        """For notebooks: the numbers with error, cost and status, the remedies, a small figure if
+        there is a curve to see, and all fields.
+        """
+        text: str = _tables().html_of(self, self._texts(), _picture(self))
+        return text
+
+    def _texts(self) -> dict[str, str]:
+        """The fields in short, the status with its remedy."""
         named = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}  # type: ignore[arg-type]
-        cells = {name: _short(value) for name, value in named.items() if not _is_empty(value)}
+        texts = {name: _short(value) for name, value in named.items() if not _is_empty(value)}
         for name, value in named.items():
             if isinstance(value, Status):
-                cells[name] = value.name if value.ok else f"{value.name}: {value.value}"
-        own = type(self).__str__ is not object.__str__
-        summary = html.escape(str(self).partition(" [")[0]) if own else ""
-        left = 'style="text-align: left; vertical-align: top"'
-        row = f"<tr><th {left}>{{}}</th><td {left}>{{}}</td></tr>"
-        rows = "".join(row.format(*map(html.escape, cell)) for cell in cells.items())
-        title = html.escape(type(self).__name__)
-        caption = f"<caption {left}><b>{title}</b> {summary}</caption>"
-        return f"<table>{caption}<tbody>{rows}</tbody></table>"
+                texts[name] = value.name if value.ok else f"{value.name}: {value.value}"
+        return texts
 
     def table(self) -> list[dict[str, Any]]:
         """One row per number: quantity, value, stderr, cost and status."""
@@ -384,6 +383,12 @@ def _short(value: Any) -> str:
 def _tables() -> Any:
     """The module that knows which numbers a result has, one layer above this one."""
     return import_module("lambdahat.results.measurement")
+
+
+def _picture(result: Result) -> bytes:
+    """A small figure of a result as PNG, empty where it would not help."""
+    found: bytes = import_module("lambdahat.report.figures").thumbnail(result)
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import textwrap
@@ -537,6 +538,7 @@ def _word(value: float | str) -> str:
 
 
 PANEL = 5.2, 3.6  # inches
+FEW_POINTS = 8  # of a series, below which a notebook shows numbers alone
 
 
 def save_figure(drawn: Any, path: Path, dpi: int = 150) -> None:
@@ -598,15 +600,32 @@ def plot(result: Any, ax: Axes | None = None) -> Any:
     shown = [chart for chart in charts if not chart.page_only]
     alone = len(shown) == 1 and not isinstance(result, Run | Measurement)
     drawn: Any = draw(shown[0], caption=True) if alone else _draw_panels(shown, _heading(result))
-    # Notebooks show what has this method; axes have no picture of their own there.
-    drawn._repr_png_ = partial(_png, drawn.figure if alone else drawn)
+    # Notebooks show what has this method; axes, and figures outside pyplot, have none of their own.
+    figure = drawn.figure if alone else drawn
+    drawn._repr_png_ = figure._repr_png_ = partial(_png, figure)
     return drawn
 
 
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight")
-    return buffer.getvalue()
+def thumbnail(result: Any) -> bytes:
+    """A small figure of a result as PNG; empty where it has no curve, map or comparison to show."""
+    for chart in charts_of(result):
+        many = any(len(series.x) >= FEW_POINTS for series in chart.series)
+        if not chart.page_only and (many or chart.heat or isinstance(result, Comparison)):
+            flat = dataclasses.replace(chart, surface=False)
+            figure = new_figure(*(0.75 * side for side in size_of(flat)))
+            draw(flat, tidy(figure.add_subplot()))
+            return _png(figure, 80)
+    return b""
+
+
+def _png(figure: Figure, dpi: float | str = "figure") -> bytes:
+    """A figure as PNG of 256 colours, a third of the size of one with all."""
+    from PIL import Image
+
+    buffer, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight", dpi=dpi)
+    Image.open(buffer).convert("RGB").quantize(256).save(small, "png", optimize=True)
+    return small.getvalue()
 
 
 def _draw_panels(charts: Sequence[Chart], heading: str) -> Figure:

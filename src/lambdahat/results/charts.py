@@ -242,7 +242,12 @@ def _number_rows(name: str, estimate: Estimate) -> list[tuple[str, str]]:
 
 def histogram(values: Array, title: str, bins: int = 60, caption: str = "") -> Chart:
     """A histogram of the finite elements on a logarithmic count axis."""
-    counts, edges = np.histogram(values[np.isfinite(values)], bins=bins)
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    # a bin must be wider than the numbers around it are apart
+    wide = high - low > bins * np.spacing(max(abs(low), abs(high)))
+    around = (low, high) if wide else (low - abs(low or 1.0) / 2, low + abs(low or 1.0) / 2)
+    counts, edges = np.histogram(finite, bins=bins, range=around)
     series = Series(
         "elements", numbers((edges[1:] + edges[:-1]) / 2), numbers(counts), style="bars"
     )

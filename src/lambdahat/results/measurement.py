@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import html
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,20 +137,6 @@ class Comparison(Result):
         given = ", ".join(f"{key} {_text(value)}" for key, value in self.settings.items())
         return "\n".join([*lines, *([f"at {given}"] if given else [])])
 
-    def _repr_html_(self) -> str:
-        rows = self.table()
-        header = "".join(f"<th>{html.escape(key)}</th>" for key in rows[0])
-        body = "".join(
-            "<tr>"
-            + "".join(f"<td>{html.escape(_text(value))}</td>" for value in row.values())
-            + "</tr>"
-            for row in rows
-        )
-        remedy = self.status.name if self.status.ok else f"{self.status.name}: {self.status.value}"
-        body += f"<tr><th>status</th><td>{html.escape(remedy)}</td></tr>"
-        caption = "<caption><b>Comparison</b></caption>"
-        return f"<table>{caption}<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
-
 
 def _with_status(estimate: Estimate) -> str:
     text = str(estimate).partition(" [")[0]
@@ -222,6 +210,56 @@ def frame_of(result: Result) -> Any:
     flat = {name: array for name, array in arrays.items() if array.ndim == 1 and array.size}
     length = len(next(iter(flat.values()), ()))
     return DataFrame({name: array for name, array in flat.items() if len(array) == length})
+
+
+LEFT = 'style="text-align: left; vertical-align: top"'
+SHOWN = 12  # rows of a table in a notebook
+
+
+def html_of(result: Result, fields: Mapping[str, str], picture: bytes) -> str:
+    """The table of a result as HTML without scripts, with remedies, a figure and its ``fields``.
+
+    Inline alignment is the only style, so that any notebook shows it in its own colours.
+    """
+    rows = result.table()
+    own = type(result).__str__ is not object.__str__ and "\n" not in str(result)
+    summary = re.sub(r" \[[A-Z_]+: [^\]]*\]", "", str(result)) if own else ""
+    name = html.escape(type(result).__name__)
+    listed = "".join(_html_row((key, text), "th") for key, text in fields.items())
+    listed = f"<table><tbody>{listed}</tbody></table>"
+    parts = [f"<div><b>{name}</b> {html.escape(summary)}</div>"]
+    if rows:
+        hidden = {"nbeta", "localization"}  # in the summary, or among the fields
+        keys = [key for key in rows[0] if key not in hidden]
+        head = _html_row([key.replace("stderr", "standard error") for key in keys], "th", "th")
+        body = [_html_row([_cell(key, row[key], name) for key in keys], "th") for row in rows]
+        notes = [f"… and {len(rows) - SHOWN} more: see frame()"] if len(rows) > SHOWN else []
+        found = {getattr(result, "status", Status.CONVERGED).name, *(row["status"] for row in rows)}
+        notes += [f"{one.name}: {one.value}" for one in Status if one.name in found and one.value]
+        wide = f'<tr><td colspan="{len(keys)}" {LEFT}>{{}}</td></tr>'
+        body = body[:SHOWN] + [wide.format(html.escape(note)) for note in notes]
+        parts += [f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"]
+        listed = f"<details><summary>all fields</summary>{listed}</details>"
+    if picture:
+        data = base64.b64encode(picture).decode()
+        parts.append(f'<img alt="figure of the {name}" src="data:image/png;base64,{data}"/>')
+    return f"<div>{''.join(parts)}{listed}</div>"
+
+
+def _html_row(texts: Sequence[str], first: str, rest: str = "td") -> str:
+    tags = [first] + [rest] * (len(texts) - 1)
+    cells = [
+        f"<{tag} {LEFT}>{html.escape(text)}</{tag}>" for tag, text in zip(tags, texts, strict=True)
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell(key: str, value: Any, kind: str) -> str:
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) else str(value).removeprefix(f"{kind}.")
+    if key == "stderr":
+        return {0.0: "exact", math.inf: "a lower bound"}.get(value, f"{value:.2g}")
+    return f"{value:.6g}"
 
 
 def latex_of(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -201,8 +201,11 @@ class ClosedForm:
         # samples that are sent through together, by what their signals take
         signal = factors.count * trusted.width * problem.dtype.itemsize
         most = max(1, min(CHUNK[kind], min(CHUNK_BYTES[kind], room) // max(1, signal)))
+        done, alone = 0, problem.ranks.size == 1
         with twice_differentiable():
             for batch, share in _parts(problem, factors, most):
+                report("closed form", done, problem.num_samples if alone else None)
+                done += batch.size
                 squares: Squares = {}
                 if trusted.names or extra is not None:
                     output, calls = layer_squares.record_layers(problem, leaves, batch)

@@ -430,8 +430,10 @@ class StepPilot:
         """Run at this step, update the friction; the mean energy, NaN if steps are too few."""
         if steps < 2 * FEWEST_DRAWS:
             return math.nan
+        report("tuning", 0, steps)
         self.runner.retune(self._at(step))
         record = self._advance(steps, self.kernel.scale is None)
+        report("tuning", steps, steps)
         if _has_escaped(record, self.problem.num_parameters, self.kernel):
             self.runner.restart()
             self._moments = None
