@@ -394,7 +394,7 @@ def test_rows_that_do_not_fit_on_the_disk_are_an_error(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(metrics, "_append", full)
+        patch.setattr(metrics, "append_bytes", full)
         with pytest.raises(OSError, match="No space left"):
             Setup("sgd").fit(1, tmp_path)
     run = Setup("sgd").fit(2, tmp_path, resume=True)

@@ -137,9 +137,14 @@ MISUSES = {
         "averaging must be an IterateAverage",
     ),
     "an unknown logger": (
-        lambda: call(loggers=["mlflow"]),
+        lambda: call(loggers=["comet"]),
         ValueError,
-        "loggers must be among tensorboard, wandb",
+        "loggers must be one of 'csv', 'tensorboard', 'wandb', 'mlflow'",
+    ),
+    "a logger without close": (
+        lambda: call(loggers=[print]),
+        TypeError,
+        "loggers must be among csv, .* or have log",
     ),
     "loggers as text": (lambda: call(loggers="wandb"), TypeError, "loggers must be a list"),
     "augmentation by name": (lambda: call(augment="crop"), TypeError, "augment must be a function"),

@@ -52,7 +52,8 @@ def test_what_is_due_is_measured():
             row = track.epoch(loss=0.5) if epoch == 2 else track.epoch()
     assert by_step.calls == [(0, 0), (0, 3), (1, 6), (2, 9), (2, 12)]
     assert by_epoch.calls == [(0, 0), (2, 8)]
-    assert row == {"kind": "epoch", "epoch": 3, "step": 12, "progress": 3.0, "loss": 0.5}
+    place = {"kind": "epoch", "epoch": 3, "step": 12, "progress": 3.0}
+    assert row == {**place, "loss": 0.5, "learning_rate": 0.1}
     kinds = [(row["kind"], row["progress"]) for row in track.rows]
     assert kinds == [
         ("start", 0.0),

@@ -96,6 +96,36 @@ def test_lightning_hooks_measure_at_steps_and_epochs(tmp_path):
     )
 
 
+class Own:
+    """A logger of one's own."""
+
+    def __init__(self):
+        self.steps, self.closed = [], 0
+
+    def log(self, step, values):
+        self.steps.append(step)
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.mark.usefixtures("fake_lightning")
+def test_lightning_loggers_get_every_row(tmp_path):
+    module, own = Module(), Own()
+    callback = LightningTracker(
+        trackers(), lambda m: problem_of(m.network), tmp_path / "run", [own, "csv"]
+    )
+    trainer = FakeTrainer(callback, module, torch.optim.SGD(module.parameters(), lr=0.1))
+    trainer.fit(1)
+    callback.on_exception(trainer, module, KeyboardInterrupt())
+    callback.on_train_end(trainer, module)
+    assert own.steps == [0, 2, 3]
+    assert own.closed == 1
+    assert len((tmp_path / "run" / "log.csv").read_text().splitlines()) == 4
+    with pytest.raises(ValueError, match="loggers must be one of 'csv', 'tensorboard'"):
+        LightningTracker("norms", problem_of, loggers=["comet"])
+
+
 @pytest.mark.usefixtures("fake_lightning")
 def test_lightning_checkpoints_resume_the_same_rows(tmp_path):
     def made(folder):
@@ -191,7 +221,8 @@ def test_hugging_face_callbacks_are_called_by_their_own_handler(tmp_path):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wrapped = types.SimpleNamespace(optimizer=optimizer)  # as accelerate hands it out
-    callback = HuggingFaceTracker(trackers(), problem_of, tmp_path / "run")
+    own = Own()
+    callback = HuggingFaceTracker(trackers(), problem_of, tmp_path / "run", [own])
     handler = callback_module.CallbackHandler([callback], model, None, wrapped, None)
     state, control = callback_module.TrainerState(), callback_module.TrainerControl()
     x, y = data()
@@ -204,6 +235,9 @@ def test_hugging_face_callbacks_are_called_by_their_own_handler(tmp_path):
             state.global_step, state.epoch = state.global_step + 1, epoch + (step + 1) / 3
             handler.on_step_end(None, state, control)
         handler.on_epoch_end(None, state, control)
+    handler.on_train_end(None, state, control)
+    assert own.steps == [0, 2, 3, 4, 6, 6]
+    assert own.closed == 1
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     seen = [(row["kind"], row["epoch"], row["step"]) for row in rows]
     assert seen == [

@@ -114,7 +114,9 @@ def train(
     samples: Annotated[
         int | None, typer.Option(min=1, help="Train on the first N samples.", show_default="all")
     ] = None,
-    log: Annotated[str, typer.Option(help="Additional loggers: tensorboard, wandb.")] = "",
+    log: Annotated[
+        str, typer.Option(help="Loggers, comma-separated: csv, tensorboard, wandb, mlflow.")
+    ] = "",
     out: Annotated[
         Path | None, out_option("Folder of the run: metrics, checkpoints, measurements.")
     ] = None,

@@ -11,6 +11,14 @@ from lambdahat.training.curvature_trackers import (
 )
 from lambdahat.training.ensembles import Ensemble, fit_many
 from lambdahat.training.history import EarlyStopping, Run
+from lambdahat.training.loggers import (
+    LOGGERS,
+    CSVLogger,
+    Logger,
+    MLflowLogger,
+    TensorBoardLogger,
+    WandBLogger,
+)
 from lambdahat.training.metrics import read_rows
 from lambdahat.training.scale_trackers import (
     EffectiveRateTracker,
@@ -28,7 +36,9 @@ from lambdahat.training.trackers import (
 )
 
 __all__ = [
+    "LOGGERS",
     "TRACKERS",
+    "CSVLogger",
     "Checkpoints",
     "Cost",
     "EarlyStopping",
@@ -38,15 +48,19 @@ __all__ = [
     "HuggingFaceTracker",
     "LearningCoefficientTracker",
     "LightningTracker",
+    "Logger",
+    "MLflowLogger",
     "NormTracker",
     "Run",
     "SampledTracker",
     "SpectrumTracker",
+    "TensorBoardLogger",
     "TopTracker",
     "TraceTracker",
     "Tracker",
     "Tracking",
     "VarianceTracker",
+    "WandBLogger",
     "fit",
     "fit_many",
     "load_run",

@@ -33,7 +33,8 @@ from lambdahat.results import Status
 from lambdahat.training.checkpoints import Checkpoint, Checkpoints, alone_in, read, write_tensors
 from lambdahat.training.feeding import Augment, Feed, contents, same_contents
 from lambdahat.training.history import BestSoFar, EarlyStopping, Run
-from lambdahat.training.metrics import Metrics, make_loggers, require_loggers
+from lambdahat.training.loggers import Loggers
+from lambdahat.training.metrics import Metrics
 from lambdahat.training.stepping import (
     PRECISIONS,
     Diverged,
@@ -101,7 +102,7 @@ class FitParts:
     validation: Any
     early_stopping: Any
     trackers: Sequence[Any]
-    loggers: Sequence[Any]
+    loggers: Any
     augment: Augment | None
     accuracy: Judge | None
     folder: Any
@@ -127,7 +128,7 @@ class FitParts:
         average = all(hasattr(self.averaging, name) for name in ("update", "unit", "model"))
         fits = self.averaging is None or average
         require(fits, "averaging", "be an IterateAverage", self.averaging, "", TypeError)
-        require_loggers(self.loggers)
+        self.loggers = Loggers(self.loggers)
         for name in ("augment", "accuracy"):
             given = getattr(self, name)
             fits = given is None or callable(given)
@@ -221,8 +222,9 @@ def fit(
       latter with a scaled loss. ``clip`` bounds the norm of the gradient.
     - ``augment(inputs, generator)`` changes the inputs of each batch; ``accuracy(output, target)``
       says which targets were met, where that is not what the loss suggests.
-    - ``trackers`` measure along the way; ``loggers`` are "tensorboard", "wandb" or objects with
-      ``log(row)``.
+    - ``trackers`` measure along the way; ``loggers`` are "csv", "tensorboard", "wandb", "mlflow",
+      or objects with ``log(step, values)`` and ``close()``. A logger that fails is dropped with a
+      warning.
     - ``folder``: rows go to ``metrics.jsonl`` and ``metrics.csv`` there, checkpoints to
       ``checkpoints``, the ``keep`` newest and the best, every ``checkpoint_every`` epochs and
       ``checkpoint_steps`` steps. With ``resume`` a run that was killed goes on from the newest
@@ -315,7 +317,7 @@ class Trainer:
         self._plateau = isinstance(parts.schedule, plateau)
         self.trackers = list(parts.trackers)
         self.folder = parts.folder
-        self.loggers: list[Any] = []
+        self.loggers = parts.loggers
         self.subject = TrainingSubject(problem, settings.precision, parts.accuracy)
         self.feed = Feed(
             problem, settings.batch_size, settings.accumulate, settings.seed, parts.augment
@@ -354,8 +356,7 @@ class Trainer:
                 while not self.ended:
                     self._train_epoch()
             finally:
-                for logger in self.loggers:
-                    getattr(logger, "close", lambda: None)()
+                self.loggers.close()
         if self.early_stopping is not None and self.early_stopping.restore:
             self._restore_best()
         status = Status.TRAINING_DIVERGED if self.ended == "diverged" else Status.CONVERGED
@@ -390,8 +391,7 @@ class Trainer:
         for tracker in self.trackers:
             if self.folder is not None and hasattr(tracker, "folder"):
                 tracker.folder = self.folder / "measurements"
-        about = self.settings.fingerprint
-        self.loggers = make_loggers(self.parts.loggers, self.folder, self.step, about)
+        self.loggers.open(self.folder, self.step, self.settings.fingerprint)
 
     def _fault(self, state: Mapping[str, Any]) -> str:
         """Why a run cannot go on from a whole checkpoint: its rows are no longer all there."""
@@ -510,7 +510,8 @@ class Trainer:
         measured = self._track("step", self.step)
         if measured:
             progress = self.epoch + self.batch / self.feed.steps
-            self._log(self._row("step", progress) | measured)
+            rate = {"learning_rate": float(self.optimizer.param_groups[0]["lr"])}
+            self._log(self._row("step", progress) | rate | measured)
         every = self.settings.checkpoint_steps
         due = every and self.step % every == 0 and self.batch < self.feed.steps
         if self.checkpoints is not None and due:
@@ -531,9 +532,7 @@ class Trainer:
         return row
 
     def _log(self, row: Mapping[str, Any]) -> None:
-        kept = self.metrics.add(row)
-        for logger in self.loggers:
-            logger.log(kept)
+        self.loggers.log(self.metrics.add(row))
 
     def _end_epoch(self, means: Mapping[str, float]) -> None:
         rate = float(self.optimizer.param_groups[0]["lr"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from lambdahat.problem.distributed import on_one_rank
 from lambdahat.training._loop import require_same_run
 from lambdahat.training.feeding import contents
 from lambdahat.training.history import Run
-from lambdahat.training.metrics import Metrics, numbers
+from lambdahat.training.loggers import Loggers, numbers, require_loggers
+from lambdahat.training.metrics import Metrics
 from lambdahat.training.trackers import Row, Tracker, describe_tracker, make_trackers
 
 MEASUREMENTS = "measurements"  # the folder of the full results, as ``fit`` names it
@@ -30,8 +31,10 @@ class Tracking:
         optimizer: Any = None,
         folder: str | Path | None = None,
         steps_per_epoch: int | None = None,
+        loggers: Sequence[Any] = (),
     ) -> None:
         require_problem(problem)
+        self.loggers = Loggers(loggers)
         self.problem, self.optimizer = problem, optimizer
         self.trackers = _make_all(trackers)
         if steps_per_epoch is not None:
@@ -88,9 +91,14 @@ class Tracking:
         progress = self.steps / length if length else float(self.steps or self.epochs)
         row: dict[str, Any] = {"kind": kind, "epoch": self.epochs, "step": self.steps}
         row |= {"progress": progress, **metrics}
+        groups = getattr(self.optimizer, "param_groups", None)
+        if groups and "lr" in groups[0]:
+            row.setdefault("learning_rate", float(groups[0]["lr"]))
         for tracker in due:
             row |= tracker.measure(self.problem, self.optimizer, self.epochs, self.steps)
-        return self.metrics.add(row)
+        kept = self.metrics.add(row)
+        self.loggers.log(kept)
+        return kept
 
     def state_dict(self) -> dict[str, Any]:
         """The counters, the length of the rows on disk, and the trackers' own states."""
@@ -107,6 +115,7 @@ class Tracking:
             )
         self.steps, self.epochs = state["steps"], state["epochs"]
         self.metrics.cut(state["metrics"])
+        self._open_loggers()
         for tracker, own in zip(self.trackers, state["trackers"], strict=True):
             getattr(tracker, "load_state_dict", lambda _: None)(own)
 
@@ -121,11 +130,17 @@ class Tracking:
         if self.folder is not None:
             self._require_same(self.folder, length)
         if length == 0:
+            self._open_loggers()
             return self.start()
         self.metrics.keep_steps(upto)
         if self.rows:
             self.steps, self.epochs = self.rows[-1]["step"], self.rows[-1]["epoch"]
+        self._open_loggers()
         return None
+
+    def _open_loggers(self) -> None:
+        names = [describe_tracker(each) for each in self.trackers]
+        self.loggers.open(self.folder, self.steps, {"trackers": names})
 
     def _require_same(self, folder: Path, length: int) -> None:
         """Note in ``tracking.json`` what is tracked; refuse rows of other data or trackers."""
@@ -147,6 +162,7 @@ def tracking(
     *,
     steps_per_epoch: int | None = None,
     resume: bool = False,
+    loggers: Sequence[Any] = (),
 ) -> Iterator[Tracking]:
     """Track quantities in your own training loop: call ``step()`` and ``epoch()`` at the end of
     each.
@@ -155,18 +171,20 @@ def tracking(
     ``trackers`` are trackers or their names ("edge,trace"). Everything is measured once at the
     start. Rows are in ``rows``, and with a ``folder`` also in ``metrics.jsonl`` and ``metrics.csv``
     there; at the end ``training.json`` holds them as a ``Run``, which ``lh.plot`` draws over
-    ``progress``: epochs where ``steps_per_epoch`` tells their length, else steps.
+    ``progress``: epochs where ``steps_per_epoch`` tells their length, else steps. ``loggers`` are
+    those of ``fit``.
 
     ``resume`` goes on after the last row in the folder. For the same numbers to the last digit,
     save ``state_dict()`` with the model and load it within the block.
     """
-    track = Tracking(problem, trackers, optimizer, folder, steps_per_epoch)
-    track.begin(resume)
-    try:
-        yield track
-    finally:
-        if track.folder is not None:
-            track.run.save(track.folder / "training.json")
+    track = Tracking(problem, trackers, optimizer, folder, steps_per_epoch, loggers)
+    with closing(track.loggers):
+        track.begin(resume)
+        try:
+            yield track
+        finally:
+            if track.folder is not None:
+                track.run.save(track.folder / "training.json")
 
 
 def _make_all(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
@@ -194,6 +212,7 @@ def LightningTracker(
     trackers: str | Sequence[Tracker | str],
     problem_fn: Callable[[Any], Problem],
     folder: str | Path | None = None,
+    loggers: Sequence[Any] = (),
 ) -> Any:
     """A ``lightning.pytorch.Callback`` that measures during training and logs to the trainer's
     loggers.
@@ -202,12 +221,14 @@ def LightningTracker(
     module, as ``lambda module: lh.Problem(module.network, "cross_entropy", data)``: a module also
     holds its trainer, which would be copied. Steps are those of the optimiser, and of several
     optimisers the first counts. On several devices the first measures. With ``folder`` the rows are
-    also written there; the trackers' states are part of Lightning's checkpoints.
+    also written there; the trackers' states are part of Lightning's checkpoints. ``loggers`` are
+    those of ``fit``, beside the trainer's own.
     """
     from lightning.pytorch import Callback
 
     example = 'such as lambda module: lh.Problem(module.network, "cross_entropy", data)'
     require_type(problem_fn, Callable, "problem_fn", "be a function of the module", example)
+    require_loggers(loggers)
 
     class Measuring(Callback):  # type: ignore[misc,unused-ignore]
         """Measures at the start, after steps and after epochs."""
@@ -221,7 +242,8 @@ def LightningTracker(
                 return
             with on_one_rank():
                 problem = problem_fn(pl_module)
-            self.tracking = Tracking(problem, trackers, trainer.optimizers[0], folder)
+            optimizer = trainer.optimizers[0]
+            self.tracking = Tracking(problem, trackers, optimizer, folder, loggers=loggers)
             if self._loaded:
                 self.tracking.load_state_dict(self._loaded)
             else:
@@ -239,6 +261,13 @@ def LightningTracker(
             if self.tracking is not None:
                 epochs = trainer.current_epoch + 1
                 self._log(trainer, self.tracking.reach("epoch", trainer.global_step, epochs))
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            if self.tracking is not None:
+                self.tracking.loggers.close()
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self.on_train_end(trainer, pl_module)
 
         def state_dict(self) -> dict[str, Any]:
             return {} if self.tracking is None else self.tracking.state_dict()
@@ -258,6 +287,7 @@ def HuggingFaceTracker(
     trackers: str | Sequence[Tracker | str],
     problem_fn: Callable[[Any], Problem],
     folder: str | Path | None = None,
+    loggers: Sequence[Any] = (),
 ) -> Any:
     """A ``transformers.TrainerCallback`` that measures during training and adds to
     ``state.log_history``.
@@ -265,12 +295,13 @@ def HuggingFaceTracker(
     ``problem_fn(model)`` makes the problem when training starts: ``lambda model: lh.Problem(model,
     "model", batches)``, batches a list of dicts of tensors. Steps are those of the optimiser. On
     several processes the first measures. With ``folder`` the rows are also written there, and a run
-    resumed from a checkpoint goes on after its step.
+    resumed from a checkpoint goes on after its step. ``loggers`` are those of ``fit``.
     """
     from transformers import TrainerCallback
 
     example = 'such as lambda model: lh.Problem(model, "model", batches)'
     require_type(problem_fn, Callable, "problem_fn", "be a function of the model", example)
+    require_loggers(loggers)
 
     class Measuring(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Measures at the start, after steps and after epochs."""
@@ -283,7 +314,8 @@ def HuggingFaceTracker(
                 return
             with on_one_rank():
                 problem = problem_fn(given["model"])
-            self.tracking, step = Tracking(problem, trackers, None, folder), state.global_step
+            self.tracking = Tracking(problem, trackers, None, folder, loggers=loggers)
+            step = state.global_step
             self._follow(given)
             self._log(state, self.tracking.begin(resume=step > 0, upto=step))
 
@@ -292,6 +324,10 @@ def HuggingFaceTracker(
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             self._reach(state, given, "epoch")
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if self.tracking is not None:
+                self.tracking.loggers.close()
 
         def _reach(self, state: Any, given: Any, unit: str) -> None:
             if self.tracking is not None:

@@ -236,7 +236,8 @@ class SpectrumTracker(_WarmTracker):
     Columns ``spectrum_largest`` and ``spectrum_smallest`` (to ``tol``, from last time's two Ritz
     vectors: a random probe of small depth would miss them), ``spectrum_trace``,
     ``spectrum_degeneracy`` (share of eigenvalues at zero, appendix of "Flatness is a False Friend")
-    and ``spectrum_negative`` (share below zero).
+    and ``spectrum_negative`` (share below zero). Column ``spectrum`` has the nodes of the
+    quadrature with their weights.
     """
 
     name = "spectrum"
@@ -255,7 +256,10 @@ class SpectrumTracker(_WarmTracker):
         (largest, _), *_, (smallest, _) = ends
         parts = (largest, smallest, found.trace, found.degeneracy(), found.negative_mass)
         values = dict(zip(self.columns[::2], parts, strict=True))
-        return TrackerReading(values, ends.cost + found.cost, ends.status, found)
+        cost, shares = ends.cost + found.cost, found.weights / len(found.weights)
+        pairs = zip(found.nodes.flat, shares.flat, strict=True)
+        nodes = [[float(f"{part:.6g}") for part in pair] for pair in pairs]
+        return TrackerReading(values, cost, ends.status, found, distributions={"spectrum": nodes})
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         depth, dim = min(self.depth, sample.num_parameters), sample.num_parameters

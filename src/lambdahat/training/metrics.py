@@ -1,23 +1,21 @@
-"""The rows of numbers that a run writes, and the loggers that may receive them."""
+"""The rows of numbers that a run writes."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from lambdahat._core.check import describe, require
 from lambdahat._core.storage import Damaged, seal, unseal, write_atomically
 
 Row = dict[str, Any]
@@ -49,7 +47,7 @@ class Metrics:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             sealed = seal({key: None if value != value else value for key, value in row.items()})
-            _append(self._jsonl, (json.dumps(sealed, ensure_ascii=False) + "\n").encode())
+            append_bytes(self._jsonl, (json.dumps(sealed, ensure_ascii=False) + "\n").encode())
             self._append_csv(row)
         return row
 
@@ -111,18 +109,18 @@ class Metrics:
         return self.folder / "metrics.jsonl"
 
     def _append_csv(self, row: Row) -> None:
-        if any(key not in self._columns for key in row):  # a new column needs a new header
+        if any(key not in self._columns for key in _scalars(row)):  # a new header
             self._rewrite_csv()
         else:
             assert self.folder is not None
-            _append(self.folder / "metrics.csv", _csv_lines(self._columns, [row]))
+            append_bytes(self.folder / "metrics.csv", csv_lines(self._columns, [row]))
 
     def _rewrite_csv(self) -> None:
         assert self.folder is not None
-        known = [*self._columns, *(key for row in self.rows for key in row)]
+        known = [*self._columns, *(key for row in self.rows for key in _scalars(row))]
         self._columns = list(dict.fromkeys(known))
         header = ",".join(self._columns).encode() + b"\n" if self._columns else b""
-        write_atomically(self.folder / "metrics.csv", header + _csv_lines(self._columns, self.rows))
+        write_atomically(self.folder / "metrics.csv", header + csv_lines(self._columns, self.rows))
 
 
 def read_rows(path: str | Path) -> list[Row]:
@@ -156,7 +154,13 @@ def _parse(blob: bytes, path: Path) -> tuple[list[tuple[bytes, Row]], list[str]]
     return found, damaged
 
 
-def _csv_lines(columns: list[str], rows: list[Row]) -> bytes:
+def _scalars(row: Row) -> list[str]:
+    """The columns that fit into a cell: not distributions such as a spectrum."""
+    return [key for key, value in row.items() if not isinstance(value, list | tuple)]
+
+
+def csv_lines(columns: list[str], rows: list[Row]) -> bytes:
+    """Rows as lines of CSV; what is missing, or not a number, is empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for row in rows:
@@ -165,84 +169,10 @@ def _csv_lines(columns: list[str], rows: list[Row]) -> bytes:
     return stream.getvalue().encode()
 
 
-def _append(path: Path, data: bytes) -> None:
+def append_bytes(path: Path, data: bytes) -> None:
+    """Append to a file, so that a reader sees whole rows or the beginning of the last."""
     # never through a link to another file
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(path, flags, 0o644), "ab") as stream:
         stream.write(data)
-
-
-LOGGERS = ("tensorboard", "wandb")
-
-
-class Logger(Protocol):
-    """Takes rows as they come; ``close`` at the end is optional."""
-
-    def log(self, row: Mapping[str, Any]) -> None: ...
-
-
-class TensorBoard:
-    """Write every number of a row to ``folder/tensorboard``; steps after ``step`` are purged."""
-
-    def __init__(self, folder: Path | None, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        place = "runs" if folder is None else str(folder / "tensorboard")
-        self._writer = SummaryWriter(log_dir=place, purge_step=step + 1 if step else None)
-
-    def log(self, row: Mapping[str, Any]) -> None:
-        """Write the row's numbers."""
-        for name, value in numbers(row).items():
-            self._writer.add_scalar(name, value, row["step"])
-
-    def close(self) -> None:
-        """Flush and close the event file."""
-        self._writer.close()
-
-
-class WandB:
-    """Send rows to Weights & Biases; the folder's name decides the run that is resumed."""
-
-    def __init__(self, folder: Path | None, about: Mapping[str, Any]) -> None:
-        import wandb  # type: ignore[import-not-found,unused-ignore]
-
-        named: dict[str, Any] = {}
-        if folder is not None:
-            mark = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-            named = {"dir": str(folder), "name": folder.name, "resume": "allow", "id": mark}
-        self._run = wandb.init(project="lambdahat", config=dict(about), **named)
-
-    def log(self, row: Mapping[str, Any]) -> None:
-        """Send the row's numbers."""
-        self._run.log(numbers(row), step=row["step"])
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
-
-
-def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row."""
-    kept = {key: value for key, value in row.items() if isinstance(value, int | float)}
-    return {key: value for key, value in kept.items() if value == value}
-
-
-def make_loggers(
-    asked: Sequence[Any], folder: Path | None, step: int, about: Mapping[str, Any]
-) -> list[Any]:
-    """Loggers by name, or as they are given."""
-    makers: dict[str, Callable[[], Any]] = {
-        "tensorboard": lambda: TensorBoard(folder, step),
-        "wandb": lambda: WandB(folder, about),
-    }
-    return [makers[each]() if isinstance(each, str) else each for each in asked]
-
-
-def require_loggers(asked: Any) -> None:
-    """Raise unless every logger is a name or has ``log``."""
-    listed = isinstance(asked, Sequence) and not isinstance(asked, str)
-    require(listed, "loggers", "be a list", describe(asked), 'such as ["tensorboard"]', TypeError)
-    for each in asked:
-        known = each in LOGGERS if isinstance(each, str) else callable(getattr(each, "log", None))
-        require(known, "loggers", f"be among {', '.join(LOGGERS)}, or have a method log(row)", each)

@@ -27,7 +27,8 @@ BATCH = 1024  # samples of the sample's own batches, at most
 
 NOT_FINITE = "not finite"
 
-Row = dict[str, float | str]
+Pairs = list[list[float]]  # of a value and its weight
+Row = dict[str, float | str | Pairs]
 
 
 def is_failure(status: Any) -> bool:
@@ -74,13 +75,16 @@ class Cost:
 
 @dataclass(frozen=True)
 class TrackerReading:
-    """One measurement; ``settings`` are numbers that the values depend on, with own columns."""
+    """One measurement; ``settings`` are numbers that the values depend on, with own columns, and
+    ``distributions`` are columns of pairs of a value and its weight.
+    """
 
     values: Mapping[str, float | Estimate]
     cost: int = 0
     status: Status = Status.CONVERGED
     result: Result | None = None
     settings: Mapping[str, float] = field(default_factory=dict)
+    distributions: Mapping[str, Pairs] = field(default_factory=dict)
 
 
 class SampledTracker(ABC):
@@ -144,7 +148,7 @@ class SampledTracker(ABC):
             with _apart(problem):
                 reading = self._read(self.sample_of(problem), optimizer)
             found = _flat(reading.values)
-            row.update({**found, **reading.settings})
+            row.update({**found, **reading.settings, **reading.distributions})
             lost = not any(math.isfinite(value) for value in found.values())
             cost, status = reading.cost, NOT_FINITE if lost else reading.status.name
             if self.keep and self.folder is not None and reading.result is not None:
