@@ -44,6 +44,7 @@ from lambdahat.experiments.kit.experiment import WHOLE
 from lambdahat.experiments.kit.store import Store, _record, stores_in
 from lambdahat.experiments.kit.sweeps import Outcome, matches, run_cell
 from lambdahat.experiments.published import find
+from lambdahat.training import stepping
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,9 @@ def _serve(number: int, ask: Any, answers: Any, every: float, device: str, share
         device == "cuda" and torch.cuda.is_available()
     ):  # else the workspace of convolutions takes all memory
         torch.cuda.set_per_process_memory_fraction(share)
+    # residual networks of 100 layers and more are thousands of small kernels: record their steps,
+    # though the activations take more than the library would hold between steps
+    stepping.MOST_BYTES = 4 << 30
     parent = os.getppid()
     while True:
         try:

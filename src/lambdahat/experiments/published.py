@@ -70,7 +70,6 @@ PLACES: dict[str, tuple[str, str]] = {
 # hours on a CPU, and docs/reproductions.md names those still to run
 CPU_SCALE = (
     "ngd-digits",
-    "rank-degeneracy",
     "rules-mnist",
     "rules-cifar10",
     "graph-clusters",
@@ -78,9 +77,7 @@ CPU_SCALE = (
     "batch-norm-rates",
     "damping",
     "lanczos-opt",
-    "curvature-suite",
     "lanczos-densities",
-    "bulk-outliers",
     "second-order-curves",
     "spectral-sgd",
     "direction-rates",

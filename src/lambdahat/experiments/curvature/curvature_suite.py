@@ -271,7 +271,7 @@ def ritz_vector(steps: Lanczos, place: int) -> Tensor:
 # data set, training and held-out samples, epochs, seeds; network, images and depth of the Hessian
 SMOKE = ("digits", 400, 300, 8, 3, "MLP-16", 400, 30)
 CPU = ("mnist", 4000, 2000, 6, 6, "LeNet-5", 1000, 60)
-PAPER = ("cifar10", 45_000, 5_000, 60, 3, "VGG-16", 5000, 100)
+PAPER = ("cifar100", 45_000, 5_000, 34, 3, "VGG-16", 512, 100)
 EXPERIMENT = kit.Experiment(
     "curvature-suite",
     "Hessian, Gauss–Newton matrix and gradient covariance of a trained network, and the loss along"
@@ -285,8 +285,7 @@ EXPERIMENT = kit.Experiment(
     },
     *(cells, run, claims, tables, charts),
     kit.sentences("""
-        CIFAR-10 in place of CIFAR-100, 60 epochs of 300, and 5,000 images for the curvature at
-          paper scale.
+        At paper scale 34 epochs of 300 on 45,000 images, and 512 of them for the curvature.
         On a CPU LeNet-5 and images of MNIST.
         SGD with momentum 0.9, weight decay 5e-4 and the linear schedule; curvature without the
           decay term.
