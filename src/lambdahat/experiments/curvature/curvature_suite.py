@@ -191,7 +191,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     training.train_by_sgd(model, found, cell, DECAY)
     problem = training.curvature_problem(model, found, cell)
     common = {"parameters": problem.num_parameters, **training.final_row(model, found)}
-    rows, spectra = [], {}
+    rows, shapes = [], {}
     for name, make in CURVATURES.items():
         for probe in range(PROBES if name == "hessian" else 1):
             operator = make(problem)
@@ -202,9 +202,12 @@ def run(cell: Cell, device: str) -> list[Row]:
             row = {"kind": "spectrum", "curvature": name, "probe": probe}
             rows.append({**row, **common, **_shape_row(shape)})
             if probe == 0:
-                spectra[name] = steps, shape
-    rows.append({"kind": "diagonal", **_diagonal_row(problem, spectra["ggn"][1], cell["seed"])})
-    return rows + _lines(problem, found, spectra["hessian"][0])
+                shapes[name] = shape
+            if (name, probe) == ("hessian", 0):
+                rows += _lines(problem, found, steps)
+            del steps  # a basis of VGG-16 takes 6 GB
+    rows.append({"kind": "diagonal", **_diagonal_row(problem, shapes["ggn"], cell["seed"])})
+    return rows
 
 
 def _shape_row(shape: Spectrum) -> Row:

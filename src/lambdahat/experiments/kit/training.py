@@ -191,7 +191,7 @@ def curvature_problem(model: nn.Module, found: Images, cell: Cell, norm: str = "
     count = min(cell["samples"], len(x))
     # its activations fill the memory
     deep = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
-    size = min(cell["batch"] if norm == "train" else 256 if deep else 2000, count)
+    size = min(cell["batch"] if norm == "train" else 128 if deep else 2000, count)
     # a last batch of a few has statistics of its own
     whole = count - count % size if norm == "train" else count
     return Problem(model, "cross_entropy", (x[:whole], y[:whole]), batch_size=size, norm=norm)
