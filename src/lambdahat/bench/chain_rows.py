@@ -285,10 +285,8 @@ def _step_rows(
     The unit is one gradient on one batch of a chain.
     """
     n = case.num_samples
-    batch, draws = (
-        min(BATCH, n // 2),
-        DRAWS["quick" if plan.quick else "gpu" if plan.gpu else case.name],
-    )
+    batch, kind = min(BATCH, n // 2), "quick" if plan.quick else "gpu" if plan.gpu else case.name
+    draws = DRAWS[kind]
     settings = ChainSettings(STEP_SIZE, n / math.log(n), LOCALIZATION, batch, chains, draws)
     one, label = case.one_batch(batch), f"{case.name}, {chains} chains"
     problem, make = case.problem(), kinetic if work == "kinetic step" else sgld
@@ -316,16 +314,8 @@ def our_steps(
         marks.append((time.perf_counter(), energies.shape[1]))
 
     kernel = make(settings.step_size, settings.nbeta, settings.localization)
-    sample(
-        problem,
-        kernel,
-        settings.chains,
-        settings.draws,
-        0,
-        batch_size=settings.batch_size,
-        mode=mode,
-        watch=watch,
-    )
+    length, size = (settings.chains, settings.draws, 0), settings.batch_size
+    sample(problem, kernel, *length, batch_size=size, mode=mode, watch=watch)
     steps = [
         (end - start) / ((after - before) * settings.chains)
         for (start, before), (end, after) in pairwise(marks)
@@ -336,14 +326,7 @@ def our_steps(
 def _peer_steps(case: BenchCase, settings: ChainSettings) -> Clocked:
     """It runs chain after chain, so that four tell as much as more."""
     losses = partial(cross_entropy, reduction="none")
-    few = ChainSettings(
-        settings.step_size,
-        settings.nbeta,
-        settings.localization,
-        settings.batch_size,
-        min(settings.chains, 4),
-        settings.draws,
-    )
+    few = replace(settings, chains=min(settings.chains, 4))
     return Clocked(sampled(case.model, losses, case.whole(), few).step_s)
 
 
@@ -360,7 +343,7 @@ def _coefficient_rows(plan: Plan) -> list[BenchRow]:
     rest: dict[str, list[_Answer]] = {}
 
     def ours() -> Run:
-        find = partial(_found, problem, accuracy, most)
+        find = partial(_estimate, problem, accuracy, most)
         rest[OURS] = [find(seed) for seed in range(1, seeds)]
         return partial(find, 0)
 
@@ -376,21 +359,13 @@ def _coefficient_rows(plan: Plan) -> list[BenchRow]:
         makers["devinterp"] = devinterp
     timed = plan.timed(makers)
     # a standard error of the accuracy leaves an error of thrice that once in 400 runs
-    found = rows(
-        f"λ̂ to {accuracy * 100:.0f} %",
-        "least squares, d = 30",
-        timed,
-        error=partial(_error, known),
-        accuracy=3 * accuracy,
-        notes=notes,
-    )
-    return [_over_seeds(known, row, [timed[row.by].value, *rest.get(row.by, [])]) for row in found]
-
-
-def _over_seeds(known: KnownCase, row: BenchRow, answers: list[Any]) -> BenchRow:
-    if row.by == UNIT or not row.seconds > 0:
-        return row
-    return replace(row, error=_rms(known, answers))
+    work, error = f"λ̂ to {accuracy * 100:.0f} %", partial(_error, known)
+    found = rows(work, "least squares, d = 30", timed, error, 3 * accuracy, notes=notes)
+    for place, row in enumerate(found):
+        if row.by != UNIT and row.seconds > 0:  # over the seeds
+            answers = [timed[row.by].value, *rest.get(row.by, [])]
+            found[place] = replace(row, error=_rms(known, answers))
+    return found
 
 
 def _rms(known: KnownCase, answers: Sequence[_Answer]) -> float:
@@ -418,7 +393,7 @@ class _Answer(NamedTuple):
     localization: float
 
 
-def _found(problem: Problem, accuracy: float, most: int | None, seed: int) -> _Answer:
+def _estimate(problem: Problem, accuracy: float, most: int | None, seed: int) -> _Answer:
     found = llc(problem, tol=accuracy, max_gradients=most, seed=seed)
     assert not isinstance(found.localization, Tensor)
     return _Answer(float(found), found.nbeta, float(found.localization))

@@ -84,36 +84,21 @@ def rows(
     work: str,
     case: str,
     timed: Mapping[str, Timed],
-    *,
-    least: Limit | None = None,
     error: Callable[[Any], float] | None = None,
     accuracy: float = math.nan,
-    unit: str = "gradient",
+    least: Limit | None = None,
     notes: Mapping[str, str] | None = None,
+    unit: str = "gradient",
 ) -> list[BenchRow]:
     """One row for everyone timed; ``error`` maps an answer to its relative error."""
-    found, least = [], least or Limit()
+    found = []
     for name, one in timed.items():
-        failed = bool(one.note)
-        row = BenchRow(
-            work,
-            case,
-            name,
-            one.seconds,
-            one.cost,
-            unit,
-            math.nan if failed or error is None or name == UNIT else error(one.value),
-            accuracy,
-            one.memory,
-            note=one.note or (notes or {}).get(name, ""),
-        )
-        if name == OURS:
-            row = replace(
-                row,
-                limit=least.units,
-                limit_why=least.why,
-                flop_seconds=least.flop_seconds,
-                byte_seconds=least.byte_seconds,
-            )
+        judged = error is not None and not one.note and name != UNIT
+        miss = error(one.value) if error is not None and judged else math.nan
+        note, measured = one.note or (notes or {}).get(name, ""), (one.seconds, one.cost, unit)
+        row = BenchRow(work, case, name, *measured, miss, accuracy, one.memory, note=note)
+        if name == OURS and least is not None:
+            row = replace(row, limit=least.units, limit_why=least.why)
+            row = replace(row, flop_seconds=least.flop_seconds, byte_seconds=least.byte_seconds)
         found.append(row)
     return found

@@ -59,11 +59,10 @@ def estimate_rows(plan: Plan) -> Iterator[list[BenchRow]]:
         yield _eigenvalue_rows(plan, plan.case(name), truth, alone)
         yield _density_rows(plan, plan.case(name), float(truth[0]), alone)
     if plan.gpu and not plan.quick:
-        yield _density_rows(plan, plan.case("vgg16"), math.nan, alone=True)
+        case = plan.case("vgg16")
+        yield _density_rows(plan, case, math.nan, alone=True)
         with _tf32():
-            found = _density_rows(
-                plan, replace(plan.case("vgg16"), name="vgg16, TF32"), math.nan, alone=True
-            )
+            found = _density_rows(plan, replace(case, name="vgg16, TF32"), math.nan, alone=True)
         yield found
 
 
@@ -85,35 +84,19 @@ def trace_rows(plan: Plan, case: BenchCase) -> list[BenchRow]:
     for peer in plan.able("trace"):
         makers[peer.name] = partial(_peer_trace, peer, case, truth, notes, plan.quick)
     timed = plan.timed(makers)
-    timed |= {
-        name: _scaled(name, one, truth, notes) for name, one in timed.items() if _sampled(one)
-    }
+    for name, one in timed.items():
+        if isinstance(one.value, Traced) and one.value.stderr:
+            # the time of as many probes as bring the standard error to the accuracy
+            factor = max((one.value.stderr / (ACCURACY * abs(truth))) ** 2, 1 / PROBES)
+            notes[name] = f"{PROBES} probes timed, scaled to {math.ceil(factor * PROBES):,}"
+            timed[name] = replace(one, seconds=one.seconds * factor, cost=one.cost * factor)
 
     def error(found: Traced) -> float:
         return ACCURACY if found.stderr else abs(found.value / truth - 1)
 
     work = f"trace to {ACCURACY * 100:.0f} %"
     # an answer three standard errors off would be a fault, one would not
-    return rows(
-        work,
-        case.name,
-        timed,
-        least=plan.limit(work, case),
-        error=error,
-        accuracy=3 * ACCURACY,
-        notes=notes,
-    )
-
-
-def _sampled(one: Timed) -> bool:
-    return isinstance(one.value, Traced) and bool(one.value.stderr)
-
-
-def _scaled(name: str, one: Timed, truth: float, notes: dict[str, str]) -> Timed:
-    """The time of as many probes as bring the standard error to the accuracy."""
-    factor = max((one.value.stderr / (ACCURACY * abs(truth))) ** 2, 1 / PROBES)
-    notes[name] = f"{PROBES} probes timed, scaled to {math.ceil(factor * PROBES):,}"
-    return replace(one, seconds=one.seconds * factor, cost=one.cost * factor)
+    return rows(work, case.name, timed, error, 3 * ACCURACY, plan.limit(work, case), notes)
 
 
 def _peer_trace(
@@ -159,15 +142,7 @@ def _eigenvalue_rows(plan: Plan, case: BenchCase, truth: Tensor, alone: bool) ->
 
     timed = _against(plan, case, "top_eigenvalues", ours, alone, peers_own)
     work = f"top-{top} eigenvalues"
-    return rows(
-        work,
-        case.name,
-        timed,
-        least=plan.limit(work, case),
-        error=error,
-        accuracy=1e-4,
-        notes=notes,
-    )
+    return rows(work, case.name, timed, error, 1e-4, plan.limit(work, case), notes)
 
 
 def _density_rows(plan: Plan, case: BenchCase, truth: float, alone: bool) -> list[BenchRow]:
@@ -230,10 +205,10 @@ def product_rows(plan: Plan) -> Iterator[list[BenchRow]]:
     for name in networks:
         for work in WORKS:
             if not (work == "block" and name == "vgg16"):
-                yield _measured(plan, plan.case(name), work)
+                yield _product_rows(plan, plan.case(name), work)
 
 
-def _measured(plan: Plan, case: BenchCase, work: str) -> list[BenchRow]:
+def _product_rows(plan: Plan, case: BenchCase, work: str) -> list[BenchRow]:
     block = work == "block"
     shape = (case.num_parameters, BLOCK) if block else (case.num_parameters,)
     v = torch.randn(shape, generator=generator(0, "bench vector")).to(case.device)
@@ -241,18 +216,12 @@ def _measured(plan: Plan, case: BenchCase, work: str) -> list[BenchRow]:
     makers: dict[str, Maker] = {UNIT: lambda: case.gradient}
     makers[OURS] = lambda: partial(operator(case.problem()).__matmul__, v)
     for peer in plan.able(work):
-        makers[peer.name] = partial(_applied, getattr(peer, work), case, v)
+        makers[peer.name] = partial(lambda make: partial(make(case), v), getattr(peer, work))
     timed = plan.timed(makers, long=case.name == "vgg16")
     kind = "GGN product" if work == "ggn" else "HVP"
     least = plan.limit(WORKS[work], case, BLOCK if block else 1, kind)
     error = _error(case, work, v[:, 0] if block else v)
-    return rows(WORKS[work], case.name, timed, least=least, error=error, accuracy=1e-3)
-
-
-def _applied(
-    make: Callable[[BenchCase], Callable[[Tensor], Tensor]], case: BenchCase, v: Tensor
-) -> Run:
-    return partial(make(case), v)
+    return rows(WORKS[work], case.name, timed, error, 1e-3, least)
 
 
 def _error(case: BenchCase, work: str, v: Tensor) -> Callable[[Tensor], float]:
@@ -323,7 +292,7 @@ def _cube_rows(plan: Plan, cube: Cube, peers: bool) -> list[BenchRow]:
 
     makers[OURS] = lambda: chosen(OURS, mine)
     if peers:
-        makers["SciPy"] = lambda: lambda: _factorised(matrix)
+        makers["SciPy"] = lambda: lambda: _factorise(matrix)
         makers["linear_operator"] = lambda: chosen("linear_operator", _quadrature(matrix))
     timed = plan.timed(makers)
     effort = cube.ladder[0]  # the least that could do
@@ -331,19 +300,11 @@ def _cube_rows(plan: Plan, cube: Cube, peers: bool) -> list[BenchRow]:
     work = f"log-determinant to {100 * cube.accuracy:g} %"
     # few probes of a small matrix vary by more
     accuracy = max(cube.accuracy, 0.01) if plan.quick else cube.accuracy
-    return rows(
-        work,
-        f"Laplacian, n = {cube.side**3:,}",
-        timed,
-        least=least,
-        error=error,
-        accuracy=accuracy,
-        unit="product",
-        notes=notes,
-    )
+    name = f"Laplacian, n = {cube.side**3:,}"
+    return rows(work, name, timed, error, accuracy, least, notes, "product")
 
 
-def _factorised(matrix: Any) -> float:
+def _factorise(matrix: Any) -> float:
     """Σ log|u_ii| of SuperLU with the ordering for symmetric matrices."""
     found = splu(matrix.tocsc(), permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
     return float(np.log(np.abs(found.U.diagonal())).sum())
@@ -382,11 +343,8 @@ def _quadrature(matrix: Any) -> Callable[[SolverEffort], float]:
     return estimate
 
 
-BATCH, OPTIMIZER_STEPS, DAMPING = (
-    128,
-    40,
-    1e-2,
-)  # 40 steps are whole periods of NGD's 4 and KFAC's 10
+BATCH, DAMPING = 128, 1e-2
+OPTIMIZER_STEPS = 40  # whole periods of NGD's 4 and KFAC's 10
 SGD = "SGD step"
 # in SGD steps, on two CPU cores
 GOALS = {"NGD step": 2.2, "KFAC step": 2.5, "KFAC step, rank 32": 2.5}
@@ -408,13 +366,8 @@ def optimizer_rows(plan: Plan) -> Iterator[list[BenchRow]]:
     }
     for name in _optimizers(plan):
         least = Limit() if plan.gpu or plan.quick else Limit(GOALS[name], "our goal")
-        yield rows(
-            name,
-            "mlp, batch 128",
-            {UNIT: timed[SGD], OURS: timed[name]},
-            least=least,
-            unit="SGD step",
-        )
+        both = {UNIT: timed[SGD], OURS: timed[name]}
+        yield rows(name, "mlp, batch 128", both, least=least, unit="SGD step")
     yield _inverse_rows(plan)
     if plan.gpu:
         yield _stacked_rows(plan, sizes)
@@ -469,29 +422,24 @@ def _inverse_rows(plan: Plan) -> list[BenchRow]:
     makers: dict[str, Maker] = {UNIT: lambda: case.gradient, OURS: lambda: ours}
     for peer in plan.able("kfac"):
         makers[peer.name] = partial(partial, peer.kfac, case, gradient, DAMPING)
-    return rows("KFAC, factors and inverse", "mlp", plan.timed(makers), error=error, accuracy=1e-2)
+    return rows("KFAC, factors and inverse", "mlp", plan.timed(makers), error, 1e-2)
 
 
 def _stacked_rows(plan: Plan, sizes: list[int]) -> list[BenchRow]:
     """Ten seeds of NGD trained together over one: 40 steps with their data, as ``fit_many``."""
     makers: dict[str, Maker] = {
-        UNIT: partial(_stacked, 1, sizes, plan.device),
-        OURS: partial(_stacked, 10, sizes, plan.device),
+        UNIT: partial(_stack, 1, sizes, plan.device),
+        OURS: partial(_stack, 10, sizes, plan.device),
     }
     timed = {
         name: replace(one, seconds=one.seconds / OPTIMIZER_STEPS)
         for name, one in plan.timed(makers).items()
     }
-    return rows(
-        "NGD step of ten seeds",
-        "mlp, batch 128",
-        timed,
-        least=Limit(2.0, "our goal"),
-        unit="step of one seed",
-    )
+    least, unit = Limit(2.0, "our goal"), "step of one seed"
+    return rows("NGD step of ten seeds", "mlp, batch 128", timed, least=least, unit=unit)
 
 
-def _stacked(members: int, sizes: list[int], device: str) -> Run:
+def _stack(members: int, sizes: list[int], device: str) -> Run:
     rng = generator(0, "bench batch")
     x = torch.rand(OPTIMIZER_STEPS * BATCH, sizes[0], generator=rng).to(device)
     data = x, torch.randint(0, sizes[-1], (len(x),), generator=rng).to(device)
@@ -506,6 +454,7 @@ def _stacked(members: int, sizes: list[int], device: str) -> Run:
 
 
 MOMENTS, GRAPH_PROBES, DENSE = 100, 96, 3000
+BLOCK_PRODUCT = f"product with {COLUMNS} vectors"
 # eigenvalues that a peer computes beyond the clusters, to see the gap
 CLUSTER_MOMENTS, BEYOND = 80, 10
 
@@ -521,11 +470,7 @@ def _torus_rows(plan: Plan, side: int) -> list[BenchRow]:
     """The error is the largest over all moments, against the known spectrum."""
     one = graph(torus(side))
     exact = torus_moments(side, MOMENTS)
-    matrix = csr_tensor(one.normalized(), torch.float64)
-    block = torch.randn(
-        len(one), COLUMNS, generator=generator(0, "bench vector"), dtype=torch.float64
-    )
-    makers: dict[str, Maker] = {UNIT: lambda: lambda: matrix @ block}
+    makers: dict[str, Maker] = {UNIT: _block_product(one)}
     makers[OURS] = lambda: (
         lambda: probed_moments(one, MOMENTS, GRAPH_PROBES, 0, components(one)).values
     )
@@ -539,27 +484,21 @@ def _torus_rows(plan: Plan, side: int) -> list[BenchRow]:
 
     least = Limit() if plan.quick else Limit(GRAPH_PROBES / COLUMNS * MOMENTS / 2, "its products")
     notes = {"SciPy": f"{GRAPH_PROBES} probes, one product a moment", "networkx": "all eigenvalues"}
-    timed = plan.timed(makers)
-    return rows(
-        f"{MOMENTS} graph moments",
-        f"torus, n = {len(one):,}",
-        timed,
-        least=least,
-        error=error,
-        accuracy=0.05,
-        unit=f"product with {COLUMNS} vectors",
-        notes=notes,
-    )
+    work, name = f"{MOMENTS} graph moments", f"torus, n = {len(one):,}"
+    return rows(work, name, plan.timed(makers), error, 0.05, least, notes, BLOCK_PRODUCT)
+
+
+def _block_product(one: Graph) -> Maker:
+    """A product of the normalised adjacency matrix with a block of vectors."""
+    matrix, rng = csr_tensor(one.normalized(), torch.float64), generator(0, "bench vector")
+    block = torch.randn(len(one), COLUMNS, generator=rng, dtype=torch.float64)
+    return lambda: lambda: matrix @ block
 
 
 def _cluster_rows(plan: Plan, count: int) -> list[BenchRow]:
     """How many clusters a graph of ``count`` planted ones has (Table 3.2, spectral thesis)."""
     one = planted_graph(count, 0.1, 0)
-    matrix = csr_tensor(one.normalized(), torch.float64)
-    block = torch.randn(
-        len(one), COLUMNS, generator=generator(0, "bench vector"), dtype=torch.float64
-    )
-    makers: dict[str, Maker] = {UNIT: lambda: lambda: matrix @ block}
+    makers: dict[str, Maker] = {UNIT: _block_product(one)}
     makers[OURS] = lambda: lambda: float(clusters(one, CLUSTER_MOMENTS))
     if plan.peers:
         makers["SciPy"] = lambda: lambda: _largest_gap(one, count + BEYOND)
@@ -568,26 +507,14 @@ def _cluster_rows(plan: Plan, count: int) -> list[BenchRow]:
         return abs(found / count - 1)
 
     notes = {"SciPy": f"eigsh, {count + BEYOND} eigenvalues, a number it was told"}
-    return rows(
-        "cluster count",
-        f"{count} clusters, n = {len(one):,}",
-        plan.timed(makers),
-        error=error,
-        accuracy=0.05,
-        unit=f"product with {COLUMNS} vectors",
-        notes=notes,
-    )
+    name, timed = f"{count} clusters, n = {len(one):,}", plan.timed(makers)
+    return rows("cluster count", name, timed, error, 0.05, None, notes, BLOCK_PRODUCT)
 
 
 def _largest_gap(one: Graph, many: int) -> float:
     """The number of the smallest eigenvalues λ below the largest gap in arccos(1 − λ)."""
-    start = generator(0, "bench vector")
-    values = eigsh(
-        one.normalized(),
-        many,
-        which="LA",
-        v0=torch.randn(len(one), generator=start).double().numpy(),
-    )[0]
+    start = torch.randn(len(one), generator=generator(0, "bench vector")).double().numpy()
+    values = eigsh(one.normalized(), many, which="LA", v0=start)[0]
     return float(np.argmax(np.diff(np.arccos(np.clip(np.sort(values)[::-1], -1, 1)))) + 1)
 
 

@@ -79,7 +79,10 @@ def compare(
     notes: dict[str, str] = {}
     for name, make in makers.items():
         try:
-            run, memory[name], first = _prepared(make)
+            with Peak() as peak:
+                run = make()
+                first = seconds(run)
+            memory[name] = peak.mebibytes
             if first[0] > PATIENCE and name != unit:
                 single[name] = (
                     first if first[0] > ENDURANCE else min(first, seconds(run), key=itemgetter(0))
@@ -91,7 +94,10 @@ def compare(
                 raise
             notes[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     samples, values = _rounds(runs, rounds, SETTLE if sample_s else 0.0)
-    found = {name: _summary(times, samples[unit]) for name, times in samples.items()}
+    found = {}
+    for name, times in samples.items():  # ratios to the unit of the same round
+        ratios = (spent / one for spent, one in zip(times, samples[unit], strict=True))
+        found[name] = statistics.median(times), statistics.median(ratios)
     for name, (spent, value) in single.items():
         found[name], values[name] = (spent, spent / found[unit][0]), value
     return {
@@ -102,24 +108,13 @@ def compare(
     }
 
 
-def _prepared(make: Maker) -> tuple[Run, float, tuple[float, Any]]:
-    """What set-up returns, the peak memory of it and one call, and that call's time and answer."""
-    with Peak() as peak:
-        run = make()
-        first = seconds(run)
-    return run, peak.mebibytes, first
-
-
 def _number(run: Run, first: tuple[float, Any], sample_s: float) -> int:
     """How many calls fill a sample."""
     if first[0] > 1.0 or sample_s == 0:
         return 1
-    again = run()
-    return (
-        1
-        if isinstance(again, Clocked)
-        else max(1, math.ceil(sample_s / max(seconds(run)[0], 1e-7)))
-    )
+    if isinstance(run(), Clocked):
+        return 1
+    return max(1, math.ceil(sample_s / max(seconds(run)[0], 1e-7)))
 
 
 def _rounds(
@@ -133,13 +128,6 @@ def _rounds(
             spent, values[name] = seconds(run, number)
             samples[name].append(spent)
     return samples, values
-
-
-def _summary(times: list[float], units: list[float]) -> tuple[float, float]:
-    """The median time, and the median ratio to the unit of the same round."""
-    return statistics.median(times), statistics.median(
-        t / u for t, u in zip(times, units, strict=True)
-    )
 
 
 class Peak:

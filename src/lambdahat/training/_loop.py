@@ -6,8 +6,7 @@ import inspect
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -137,8 +136,17 @@ class FitParts:
             self.early_stopping = EarlyStopping(
                 require_count(self.early_stopping, "early_stopping")
             )
-        if self.validation is None:
-            self._require_no_validation()
+        if self.validation is None:  # refuse parts that wait for its loss
+            patience = any(group.get("patience") for group in self.optimizer.param_groups)
+            if patience and hasattr(self.optimizer, "record"):
+                raise ValueError(
+                    "validation must be given to an optimiser with a patience, got None"
+                )
+            if self.early_stopping and self.early_stopping.metric.startswith("validation"):
+                raise ValueError(
+                    "validation must be given for early stopping to watch, got None; or watch"
+                    ' another column: EarlyStopping(metric="loss")'
+                )
         self.folder = None if self.folder is None else Path(self.folder)
 
     def _require_schedule(self) -> None:
@@ -153,17 +161,6 @@ class FitParts:
             raise ValueError(
                 "schedule must be of this optimizer, got one of another optimizer; make it with"
                 " schedule(optimizer, …)"
-            )
-
-    def _require_no_validation(self) -> None:
-        """Refuse parts that wait for the validation loss."""
-        patience = any(group.get("patience") for group in self.optimizer.param_groups)
-        if patience and hasattr(self.optimizer, "record"):
-            raise ValueError("validation must be given to an optimiser with a patience, got None")
-        if self.early_stopping and self.early_stopping.metric.startswith("validation"):
-            raise ValueError(
-                "validation must be given for early stopping to watch, got None; or watch another"
-                ' column: EarlyStopping(metric="loss")'
             )
 
 
@@ -270,19 +267,15 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
 
     Of what a schedule or the optimiser itself moves it is the value at construction.
     """
-    names: dict[str, None] = {}
-    for inner in chain(optimizer):
-        names |= dict.fromkeys(inspect.signature(type(inner)).parameters)
-
-    def initial(group: Mapping[str, Any], name: str) -> str:
-        value = optimizer.defaults.get(name, group.get(name)) if name in MOVED else group.get(name)
-        return repr(group.get(f"initial_{name}", value))
-
-    return {
-        name: [initial(group, name) for group in optimizer.param_groups]
-        for name in names
-        if name in optimizer.param_groups[0] and name != "params"
-    }
+    groups, found = optimizer.param_groups, {}
+    signatures = (inspect.signature(type(inner)).parameters for inner in chain(optimizer))
+    for name in (name for signature in signatures for name in signature):
+        if name in groups[0] and name != "params":
+            first = optimizer.defaults if name in MOVED else {}
+            values = (first.get(name, group.get(name)) for group in groups)
+            pairs = zip(groups, values, strict=True)
+            found[name] = [repr(group.get(f"initial_{name}", value)) for group, value in pairs]
+    return found
 
 
 def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -331,7 +324,11 @@ class Trainer:
             regularizers=parts.regularizers,
             curvature_samples=settings.curvature_samples,
         )
-        self.validation = _held_out(problem, parts.validation)
+        held_out = parts.validation
+        if held_out is not None and not isinstance(held_out, Problem | Batches):
+            default = DEFAULT_BATCH.get(problem.device.type, 1024)
+            held_out = make_batches(held_out, None, default, problem.device, None)
+        self.validation = held_out.batches if isinstance(held_out, Problem) else held_out
         self.metrics, self.checkpoints = Metrics(self.folder), None
         if self.folder is not None:
             self.checkpoints = Checkpoints(self.folder / "checkpoints", settings.keep)
@@ -340,7 +337,8 @@ class Trainer:
         watched = self.early_stopping or EarlyStopping(metric=metric)
         self.best = BestSoFar(watched.metric, watched.least)
         self.epoch = self.batch = self.step = 0
-        self.tally, self.watch, self.ended = Tally(problem.device), Stopwatch(), ""
+        self.tally, self.ended = Tally(problem.device), ""
+        self.seconds = 0.0  # in training steps, without what is measured between them
         self.averaged: dict[str, Any] = {}
         self._initial: list[Tensor] = []
         self._initial_digest = ""
@@ -447,7 +445,7 @@ class Trainer:
             "batch": self.batch,
             "step": self.step,
             "ended": self.ended,
-            "seconds": self.watch.seconds,
+            "seconds": self.seconds,
             "metrics": self.metrics.sync(),
             "initial": self._initial_digest,
             "averaged": self.averaged,
@@ -459,7 +457,7 @@ class Trainer:
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.epoch, self.batch, self.step = state["epoch"], state["batch"], state["step"]
-        self.watch.seconds, self.averaged = state["seconds"], state["averaged"]
+        self.seconds, self.averaged = state["seconds"], state["averaged"]
         stopped = state["ended"] not in ("", "epochs")
         self.ended = state["ended"] if stopped or self.epoch >= self.settings.epochs else ""
         self.subject.load(state["model"])
@@ -481,21 +479,23 @@ class Trainer:
     def _train_epoch(self) -> None:
         total = self.settings.epochs * self.feed.steps
         note, diverged = _note(self.metrics.rows), False
-        with self.watch.running():
-            for group in self.feed.epoch(self.epoch, self.batch):
-                try:
-                    self.stepper(group, self.step, self.tally)
-                except Diverged:
-                    diverged = True
-                    break
-                self.step, self.batch = self.step + 1, self.batch + 1
-                self._advance("step")
-                report("training", self.step, total, note)
-                with self.watch.paused():
-                    self._end_step()
-                if self.ended:
-                    return
-            means = self.tally.read()  # waits for the device
+        since = time.perf_counter()
+        for group in self.feed.epoch(self.epoch, self.batch):
+            try:
+                self.stepper(group, self.step, self.tally)
+            except Diverged:
+                diverged = True
+                break
+            self.step, self.batch = self.step + 1, self.batch + 1
+            self._advance("step")
+            report("training", self.step, total, note)
+            self.seconds += time.perf_counter() - since
+            self._end_step()
+            since = time.perf_counter()
+            if self.ended:
+                return
+        means = self.tally.read()  # waits for the device
+        self.seconds += time.perf_counter() - since
         self._end_epoch({**means, "loss": math.nan} if diverged else means)
 
     def _advance(self, unit: str) -> None:
@@ -541,7 +541,7 @@ class Trainer:
         row = self._row("epoch", float(self.epoch + 1)) | dict(means)
         if not diverged and self.validation is not None:
             row |= self._validate(self.validation)
-        row |= {**self._norms(), "learning_rate": rate, "seconds": self.watch.seconds}
+        row |= {**self._norms(), "learning_rate": rate, "seconds": self.seconds}
         if self._plateau:
             self.schedule.step(row.get("validation_loss", row["loss"]))
         if not diverged:
@@ -630,38 +630,6 @@ class Trainer:
         elif self.best.row:
             text = "the checkpoint of the best epoch is gone: the model stays at its last"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
-
-
-class Stopwatch:
-    """Seconds spent in training steps, without what is measured between them."""
-
-    def __init__(self) -> None:
-        self.seconds = self._since = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the time inside the block."""
-        self._since = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - self._since
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Within ``running``: leave out the time inside the block."""
-        self.seconds += time.perf_counter() - self._since
-        try:
-            yield
-        finally:
-            self._since = time.perf_counter()
-
-
-def _held_out(problem: Problem, validation: Any) -> Batches | None:
-    if validation is None or isinstance(validation, Problem | Batches):
-        return validation.batches if isinstance(validation, Problem) else validation
-    default = DEFAULT_BATCH.get(problem.device.type, 1024)
-    return make_batches(validation, None, default, problem.device, None)
 
 
 def _describe_rule(rule: Any) -> str:

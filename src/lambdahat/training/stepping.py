@@ -158,7 +158,13 @@ class RecordedGradients:
         self._side = side_stream(subject.device)
         self.replay = Replay(subject.device)
         self._forms: dict[Hashable, _Form] = {}
-        self._on = _is_plain(subject)
+        # only if all that runs in a step is the model and the library's own code
+        evaluate = subject.problem._evaluate
+        self._on = (
+            isinstance(evaluate, Evaluator)
+            and not (subject.model is None or subject.judged)
+            and (evaluate.model_loss or not isinstance(evaluate.loss, Custom))
+        )
 
     def __call__(self, group: list[Batch]) -> tuple[list[Tensor], Tensor] | None:
         """[Σ loss, targets met, targets counted] of a step and the norm of its gradient."""
@@ -255,14 +261,6 @@ class _Form:
             torch._foreach_add_([place for place, _ in more], [gradient for _, gradient in more])
 
 
-def _is_plain(subject: TrainingSubject) -> bool:
-    """Whether all that runs in a step is the model and the library's own code."""
-    evaluate = subject.problem._evaluate
-    if not isinstance(evaluate, Evaluator) or subject.model is None or subject.judged:
-        return False
-    return evaluate.model_loss or not isinstance(evaluate.loss, Custom)
-
-
 def _has_hooks(model: nn.Module | None, parameters: list[Tensor]) -> bool:
     """Whether hooks watch the passes of any layer: a replay would not call them."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -316,12 +314,12 @@ class Tally:
 
     def read(self) -> dict[str, float]:
         """Means over samples and steps, and the accuracy (NaN where there is none)."""
-        found = dict(zip(SUMS, self.sums.tolist(), strict=True))
+        loss, met, counted, update_norm, gradient_norm, normed = self.sums.tolist()
         return {
-            "loss": found["loss"] / max(self.samples, 1),
-            "accuracy": _ratio(found["met"], found["counted"]),
-            "update_norm": _ratio(found["update_norm"], found["normed"]),
-            "gradient_norm": _ratio(found["gradient_norm"], found["normed"]),
+            "loss": loss / max(self.samples, 1),
+            "accuracy": met / counted if counted else math.nan,
+            "update_norm": update_norm / normed if normed else math.nan,
+            "gradient_norm": gradient_norm / normed if normed else math.nan,
         }
 
     def is_finite(self) -> Tensor:
@@ -384,31 +382,29 @@ class Stepper:
         self.recorded = RecordedGradients(subject, self.parameters, joint_norm) if plain else None
 
     def __call__(self, group: list[Batch], step: int, tally: Tally) -> None:
+        """One step on these batches."""
         with true_second_derivatives(self.subject.model) if self._double else nullcontext():
-            self._step(group, step, tally)
-
-    def _step(self, group: list[Batch], step: int, tally: Tally) -> None:
-        self._observe(step)
-        total = sum(batch.size for batch in group)
-        graphs: list[list[Tensor | None]] = []
-        found = None if self.recorded is None else self.recorded(group)
-        if found is None:
-            self.optimizer.zero_grad(set_to_none=True)
-            sums, graphs = self._differentiate(group, total)
-        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if not grads:
-            raise ValueError(
-                "the loss must depend on the optimiser's parameters, got one whose gradients are"
-                " all None"
-            )
-        sums, norm = (sums, joint_norm(grads)) if found is None else found
-        product = BatchProduct(self.parameters, graphs) if self._double else None
-        for rule in self.regularizers:
-            rule.add_to(self.parameters, product, step)
-        if self.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
-        self._advance()
-        tally.add(total, [*sums, *self._norms(norm)])
+            self._observe(step)
+            total = sum(batch.size for batch in group)
+            graphs: list[list[Tensor | None]] = []
+            found = None if self.recorded is None else self.recorded(group)
+            if found is None:
+                self.optimizer.zero_grad(set_to_none=True)
+                sums, graphs = self._differentiate(group, total)
+            grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            if not grads:
+                raise ValueError(
+                    "the loss must depend on the optimiser's parameters, got one whose gradients"
+                    " are all None"
+                )
+            sums, norm = (sums, joint_norm(grads)) if found is None else found
+            product = BatchProduct(self.parameters, graphs) if self._double else None
+            for rule in self.regularizers:
+                rule.add_to(self.parameters, product, step)
+            if self.clip is not None:
+                torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+            self._advance()
+            tally.add(total, [*sums, *self._norms(norm)])
 
     def _differentiate(
         self, group: list[Batch], total: int
@@ -485,10 +481,6 @@ def chain(optimizer: Any) -> Iterator[Any]:
     while optimizer is not None:
         yield optimizer
         optimizer = getattr(optimizer, "base", None)
-
-
-def _ratio(total: float, count: float) -> float:
-    return total / count if count else float("nan")
 
 
 def joint_norm(tensors: list[Tensor]) -> Tensor:

@@ -346,7 +346,7 @@ def test_a_gap_that_is_there_at_a_flat_rate_is_not_that_of_the_thesis():
         dict.fromkeys({row["run"] for row in schedule_rows(1)}, 90.0),
         "training accuracy",
     )
-    unmet = [claim for claim in averaging_schedules.claims(Rows(rows)) if claim.unmet]
+    unmet = [claim for claim in averaging_schedules.EXPERIMENT.claims(Rows(rows)) if claim.unmet]
     assert [claim.unmet for claim in unmet] == [
         "the gap at a flat rate is 40 points already, where the thesis has none"
     ]
@@ -460,8 +460,8 @@ def test_both_experiments_on_starts_read_gadam_alike():
     name.
     """
     rows = schedule_rows(1)
-    plain = averaging_schedules.claims(Rows(rows))[:4]
-    named = start_claims("Gadam", Rows(rows), plain[3].published, "N: ")
+    plain = averaging_schedules.EXPERIMENT.claims(Rows(rows))[:4]
+    named = list(start_claims("Gadam", Rows(rows), plain[3].published, "N: "))
     assert [claim.sentence for claim in named] == [f"N: {claim.sentence}" for claim in plain]
     assert [claim.reading for claim in named] == [claim.reading for claim in plain]
 
@@ -607,7 +607,7 @@ def test_claims_on_imagenet(sign, expected, data, count):
 
 
 def test_on_another_set_claims_on_imagenet_are_not_tested_but_three_of_ours_are():
-    judged = judge(gadam_imagenet.claims(Rows(imagenet_rows(1, "cifar10"))))
+    judged = judge(gadam_imagenet.EXPERIMENT.claims(Rows(imagenet_rows(1, "cifar10"))))
     assert {each.verdict for each in judged if not each.own} == {UNTESTED}
     assert all("cifar10 in place of ImageNet" in each.evidence for each in judged if not each.own)
     assert [each.verdict for each in judged if each.own] == [HOLDS] * 3
@@ -618,7 +618,11 @@ def test_table_7_4_is_read_network_by_network_beside_its_own_column():
     rows = imagenet_rows(1, "imagenet32", networks[0]) + imagenet_rows(
         -1, "imagenet32", networks[1]
     )
-    judged = [each for each in judge(gadam_imagenet.claims(Rows(rows))) if each.verdict != UNTESTED]
+    judged = [
+        each
+        for each in judge(gadam_imagenet.EXPERIMENT.claims(Rows(rows)))
+        if each.verdict != UNTESTED
+    ]
     assert len(judged) == 2 * len(gadam_imagenet.IN_TABLE)
     for network, expected, column in zip(
         networks, (HOLDS, FAILS), ("PRN-110", "WRN-28-10"), strict=True
@@ -633,7 +637,7 @@ def test_table_7_4_is_read_network_by_network_beside_its_own_column():
 def test_on_two_networks_comparisons_of_ours_are_read_apart_and_the_text_over_both():
     networks = ("PreResNet-20", "WideResNet-16×4")
     rows = imagenet_rows(1, "cifar10", networks[0]) + imagenet_rows(-1, "cifar10", networks[1])
-    claims = gadam_imagenet.claims(Rows(rows))
+    claims = gadam_imagenet.EXPERIMENT.claims(Rows(rows))
     own = [each.verdict for each in judge(claims) if each.own]
     assert own == [HOLDS] * 3 + [FAILS] * 3
     monotonic = next(claim for claim in claims if "improves with the number" in claim.sentence)
@@ -653,7 +657,7 @@ def test_the_text_is_read_of_networks_that_have_all_its_runs():
         if row["run"] in gadam_imagenet.TABLE
     ]
     alone = imagenet_rows(1, "imagenet", "PreResNet-20")
-    one, two = (gadam_imagenet.claims(Rows(rows)) for rows in (alone, alone + second))
+    one, two = (gadam_imagenet.EXPERIMENT.claims(Rows(rows)) for rows in (alone, alone + second))
     assert [(each.sentence, each.reading) for each in one if "§7.10" in each.source] == [
         (each.sentence, each.reading) for each in two if "§7.10" in each.source
     ]
@@ -688,7 +692,7 @@ def test_claims_on_dimension(sign, expected):
     assert len(found) == 6
     assert set(found.values()) == {expected}
     # a seed's networks are one point
-    assert averaging_dimension.claims(Rows(rows))[0].reading.count == SEEDS
+    assert averaging_dimension.EXPERIMENT.claims(Rows(rows))[0].reading.count == SEEDS
 
 
 def test_slopes_are_taken_seed_by_seed():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
 from lambdahat.experiments.averaging.averaged_training import comparison, decades, unlearnt
-from lambdahat.experiments.kit import Cell, Chart, Claims, Reading, Row, Rows, Series, Table
+from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Series, Table
 
 WITH, WITHOUT = "with batch norm", "without batch norm"
 AVERAGED = ("SWA", "Adam-IA", "Gadam", "GadamX")
@@ -72,56 +72,50 @@ def run(cell: Cell, device: str) -> list[Row]:
     return [*trained.rows, {**row, "gain": row["accuracy"] - row["before"]}]
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Effects of decoupled decay and batch norm on averages, and of averages on norms."""
-    text = kit.claim_texts("""
+    claim = kit.ClaimTexts(f"""
         start: where averaging begins Adam's iterates are above SGD's
           | §7.4, Figure 7.1 | they perform better
-        gain: Adam gains less from averaging than SGD | §7.4, Figure 7.1 | much worse
-        end: Adam-IA ends below SGD with averages | §7.4, Figure 7.1 | much worse
+        gain: Adam gains less from averaging than SGD | §7.4, Figure 7.1 | much worse | below
+        end: Adam-IA ends below SGD with averages | §7.4, Figure 7.1 | much worse | below
         Gadam: Gadam ends above Adam-IA | §7.4, Figure 7.1 | decoupled weight decay fixes this
         decay: decoupled weight decay keeps ‖θ‖_∞ smaller (where averaging begins)
-          | §7.4, Figure 7.1b | much stronger weight reduction
+          | §7.4, Figure 7.1b | much stronger weight reduction | below
         batch norm: Gadam gains more over scheduled AdamW with batch norm than without
-          | §7.4.1, Figure 7.2a | much larger
+          | §7.4.1, Figure 7.2a | much larger | above | points
         effective: Gadam's effective rate α/‖θ‖² is above that of scheduled AdamW at the end
           | §7.4.1, Figure 7.2b | stays high, where the other vanishes
         shorter: the average's ‖θ‖ is below the mean of its iterates', over four optimisers
-          | Theorem 20, Figures 7.5 and 7.6 | always
+          | Theorem 20, Figures 7.5 and 7.6 | always | below
         above: the average is above the last iterate, over four optimisers
-          | §7.5.6, Figure 7.5 | it surpasses
+          | §7.5.6, Figure 7.5 | it surpasses | above | points
         high rate: averaging at a high rate shortens the weights more than at a low one
-          | §7.5.6 | only then significant
+          | §7.5.6 | only then significant | above | decades
         norms: Gadam's ‖θ‖ is in the end within a quarter of that of SWA
-          | §7.5.6, Figure 7.6 | comparable to SGD/SWA eventually
+          | §7.5.6, Figure 7.6 | comparable to SGD/SWA eventually | within {COMPARABLE:g} of 0
     """)
     ends = rows.where(kind="end")
     normed, plain = (ends.where(**{"norm layers": norm}) for norm in (WITH, WITHOUT))
     of = {name: normed.where(run=name) for name in (*AVERAGED, "AdamW", SLOW)}
     pair, bare = ((part.where(run="Gadam"), part.where(run="AdamW")) for part in (normed, plain))
     adam, swa, gadam = of["Adam-IA"], of["SWA"], of["Gadam"]
-    found = Claims()
-    found.add(*text["start"], **comparison(adam, swa, "at start", unmet=unlearnt))
-    found.add(*text["gain"], **comparison(adam, swa, "gain"), direction="below")
-    found.add(*text["end"], **comparison(adam, swa), direction="below")
-    found.add(*text["Gadam"], **comparison(gadam, adam))
-    smaller = comparison(gadam, adam, "max norm before", decades, unlearnt)
-    found.add(*text["decay"], **smaller, direction="below")
+    yield claim("start", **comparison(adam, swa, "at start", unmet=unlearnt))
+    yield claim("gain", **comparison(adam, swa, "gain"))
+    yield claim("end", **comparison(adam, swa))
+    yield claim("Gadam", **comparison(gadam, adam))
+    yield claim("decay", **comparison(gadam, adam, "max norm before", decades, unlearnt))
     reading = kit.gap_of_gaps(pair, bare, "accuracy")
-    unmet = runs.unready(*pair, *bare)
-    found.add(*text["batch norm"], reading, unit=" points", unmet=unmet)
+    yield claim("batch norm", reading, unmet=runs.unready(*pair, *bare))
     effective = comparison(gadam, of["AdamW"], "effective rate", decades, unlearnt)
-    found.add(*text["effective"], **effective)
+    yield claim("effective", **effective)
     averaged, parts = normed.where(run=AVERAGED), [of[name] for name in AVERAGED]
     reading = runs.change(averaged, "average norm", "iterate norm")
-    found.add(*text["shorter"], reading, "below", unmet=unlearnt(*parts))
+    yield claim("shorter", reading, unmet=unlearnt(*parts))
     reading = runs.change(averaged, "accuracy", "iterate accuracy")
-    found.add(*text["above"], reading, unit=" points", unmet=runs.unready(*parts))
-    unmet = runs.unready(swa, of[SLOW])
-    found.add(*text["high rate"], falls(swa, of[SLOW]), unit=" decades", unmet=unmet)
-    alike = comparison(gadam, swa, "average norm", decades, unlearnt)
-    found.add(*text["norms"], **alike, direction="within", margin=COMPARABLE)
-    return found
+    yield claim("above", reading, unmet=runs.unready(*parts))
+    yield claim("high rate", falls(swa, of[SLOW]), unmet=runs.unready(swa, of[SLOW]))
+    yield claim("norms", **comparison(gadam, swa, "average norm", decades, unlearnt))
 
 
 def falls(upper: Rows, lower: Rows) -> Reading:
@@ -150,7 +144,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     for norm, part in rows.where(kind="end").groups("norm layers"):
         first, lines = part[0], kit.mean_lines(part, "run", *COLUMNS)
         title = f"{first['network']} {norm}, {first['parameters']:,} parameters, {first['data']}"
-        yield Table(title, ("run", *COLUMNS.values()), lines)
+        yield kit.table(title, ("run", *COLUMNS.values()), lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

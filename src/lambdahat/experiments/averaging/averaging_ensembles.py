@@ -11,7 +11,7 @@ from torch import nn
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table
 from lambdahat.problem.batches import Batches
 
 AGNOSTIC = 1.0  # points
@@ -85,43 +85,43 @@ def ensemble_accuracy(models: Sequence[nn.Module], batches: Batches) -> float:
     return 100 * hits / count
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """What weight decay does to the gain of averages and to that of ensembles."""
     decays = sorted(rows.distinct("decay"))
     none, most = rows.where(decay=decays[0]), rows.where(decay=decays[-1])
-    text = kit.claim_texts(f"""
+    text = f"""
         most: averaging gains more at weight decay {decays[-1]:g} than at 0
           | §7.5.4, Figure 7.3b | no regularisation corresponds to the lowest improvement
         others: averaging gains more with weight decay than without
           | §7.5.4, Figure 7.3b | weight decay is essential
         before: before averaging strong weight decay is worse
-          | §7.5.4, Figure 7.3b | it decreases test performance before starting IA
+          | §7.5.4, Figure 7.3b | it decreases test performance before starting IA | below
         after: after averaging it is better
           | §7.5.4, Figure 7.3b | more than makes up for this
         rises: weight decay raises the gain of averaging more than that of an ensemble
           | §7.5.4, Figure 7.3 | the ensemble's is largely agnostic to it
         agnostic: the gain of an ensemble at weight decay {decays[-1]:g} is within {AGNOSTIC:g}
           points of that at 0 | §7.5.4, Figure 7.3a | largely agnostic to the weight decay
+          | within {AGNOSTIC:g} of 0
         ensemble: an ensemble is above its members, over all weight decays
           | §7.5.4, Figure 7.3a | it improves
         apart: averaged iterates lie further apart with weight decay (1 − ‖θ̄‖/mean‖θ‖)
           | §7.5.4 | a greater solution difference between epochs
-    """)
-    found = Claims(unit=" points", unmet=runs.unready(none, most))
-    found.add(*text["most"], runs.gap(most, none, "average gain"))
+    """
+    claim = kit.ClaimTexts(text, unit=" points", unmet=runs.unready(none, most))
+    yield claim("most", runs.gap(most, none, "average gain"))
     reading = runs.gap(rows.where(decay=decays[1:]), none, "average gain")
     ready = runs.unready(*(rows.where(decay=decay) for decay in decays))
-    found.add(*text["others"], reading, unmet=ready)
-    found.add(*text["before"], runs.gap(most, none, "before"), "below")
-    found.add(*text["after"], runs.gap(most, none, "accuracy"))
+    yield claim("others", reading, unmet=ready)
+    yield claim("before", runs.gap(most, none, "before"))
+    yield claim("after", runs.gap(most, none, "accuracy"))
     rises = kit.gap_of_gaps((most, most), (none, none), "average gain", "ensemble gain")
-    found.add(*text["rises"], rises)
-    reading, unmet = runs.gap(most, none, "ensemble gain"), runs.unlearnt(none, most)
-    found.add(*text["agnostic"], reading, "within", 0.0, AGNOSTIC, unmet=unmet)
+    yield claim("rises", rises)
+    reading = runs.gap(most, none, "ensemble gain")
+    yield claim("agnostic", reading, unmet=runs.unlearnt(none, most))
     reading = runs.change(rows, "ensemble", "member")
-    found.add(*text["ensemble"], reading, unmet=runs.unlearnt(rows))
-    found.add(*text["apart"], runs.gap(most, none, "distance"), unit="")
-    return found
+    yield claim("ensemble", reading, unmet=runs.unlearnt(rows))
+    yield claim("apart", runs.gap(most, none, "distance"), unit="")
 
 
 def tables(rows: Rows) -> Iterator[Table]:
@@ -129,7 +129,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     first, lines = rows[0], kit.mean_lines(rows, "decay", *COLUMNS, label="{:g}")
     title = f"{first['network']}, {first['parameters']:,} parameters, {first['data']}"
     title += f", ensembles of {first['members']}"
-    yield Table(title, ("weight decay", *COLUMNS.values()), lines)
+    yield kit.table(title, ("weight decay", *COLUMNS.values()), lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

@@ -11,7 +11,7 @@ from typing import Any
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
 from lambdahat.experiments.averaging.averaged_training import comparison, recipe, unlearnt
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table
 
 STARTS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the run
 REFERENCE = 0.5
@@ -55,7 +55,7 @@ def plans(
     }
 
 
-def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> Claims:
+def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> Iterator[Claim]:
     """Gadam or GadamX on one network: sensible starts beat the scheduled base, and tuning gains.
 
     ``rows`` are all rows of the network; ``tuned_from`` is what the thesis prints of the best start
@@ -65,20 +65,19 @@ def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> Cl
     flat, scheduled = rows.where(run=base + FLAT), rows.where(kind="end", run=base + SCHEDULED)
     made, epochs = flat.where(kind="average", frequency=0), flat.where(kind="epoch")
     learnt = unlearnt(flat.where(kind="end"), scheduled)
-    found = Claims(unit=" points")
-    where, printed = "§7.8.4, Figure 7.11", "for any reasonable T_avg"
+    claim = kit.ClaimTexts(f"""
+        beats: {prefix}{name} beats {base} with its schedule when averages begin at {{share:.0%}} of
+          the run | §7.8.4, Figure 7.11 | for any reasonable T_avg | above | points
+        gains: {prefix}{name} gains from tuning T_avg (best start over the other seeds, against
+          {REFERENCE:.0%} of the run) | §7.8.4, Table 7.6 | {tuned_from} | above | points
+    """)
     for share in SENSIBLE:
-        start = f"when averages begin at {share:.0%} of the run"
-        sentence = f"{prefix}{name} beats {base} with its schedule {start}"
         reading = runs.gap(made.where(start=share), scheduled, "accuracy")
         unmet = learnt or runs.unsettled(iterates_at(epochs, share, base))
-        found.add(sentence, where, printed, reading, unmet=unmet)
-    best = f"best start over the other seeds, against {REFERENCE:.0%} of the run"
-    sentence = f"{prefix}{name} gains from tuning T_avg ({best})"
+        yield claim("beats", reading, share=share, unmet=unmet)
     usual = made.where(start=REFERENCE).paired("accuracy")
     tuned = kit.paired_difference(runs.tuned_start(made, "accuracy"), usual)
-    found.add(sentence, "§7.8.4, Table 7.6", tuned_from, tuned, unmet=learnt)
-    return found
+    yield claim("gains", tuned, unmet=learnt)
 
 
 def iterates_at(epochs: Rows, share: float, base: str) -> Rows:
@@ -102,44 +101,41 @@ AHEAD = ("SGD, linear", "SGD + LH", "AdamW, linear", "AdamW + LH", "Gadam", GADA
 PRINTED_TUNED = "76.11 to 75.73 (VGG-16)"
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Starts, frequencies, generalisation gaps, Lookahead and the automatic start."""
     ends, epochs = rows.where(kind="end"), rows.where(kind="epoch")
     of = dict(ends.groups("run"))
-    found = start_claims("Gadam", rows, PRINTED_TUNED)
-    found += _frequency_claims(of, rows.where(run="AdamW, flat"))
-    found += _schedule_claims(of)
-    found += _lookahead_claims(of, epochs)
-    found += _automatic_claims(of)
-    return found
+    yield from start_claims("Gadam", rows, PRINTED_TUNED)
+    yield from _frequency_claims(of, rows.where(run="AdamW, flat"))
+    yield from _schedule_claims(of)
+    yield from _lookahead_claims(of, epochs)
+    yield from _automatic_claims(of)
 
 
-def _frequency_claims(of: dict[str, Rows], flat: Rows) -> Claims:
+def _frequency_claims(of: dict[str, Rows], flat: Rows) -> Iterator[Claim]:
     """How often to average: Figure 7.13."""
-    text = kit.claim_texts("""
+    claim = kit.ClaimTexts(f"""
         same: averaging every step or once per epoch makes little difference
-          | §7.8.6, Figure 7.13b | very insensitive
+          | §7.8.6, Figure 7.13b | very insensitive | within {SMALL_CHANGE:g} of 0 | points
         seldom: averaging once per epoch is above averaging every step
-          | §7.8.6, Figure 7.13b | slightly better
+          | §7.8.6, Figure 7.13b | slightly better | above | points
     """)
     unmet = unlearnt(of["AdamW, flat"], of["AdamW, linear"])
     unmet = unmet or runs.unsettled(iterates_at(flat.where(kind="epoch"), REFERENCE, "AdamW"))
     made = flat.where(kind="average", start=REFERENCE)
     reading = runs.gap(made.where(frequency=0), made.where(frequency=1), "accuracy")
-    found = Claims(unit=" points", unmet=unmet)
-    found.add(*text["same"], reading, "within", 0.0, SMALL_CHANGE)
-    found.add(*text["seldom"], reading)
-    return found
+    yield claim("same", reading, unmet=unmet)
+    yield claim("seldom", reading, unmet=unmet)
 
 
-def _schedule_claims(of: dict[str, Rows]) -> Claims:
+def _schedule_claims(of: dict[str, Rows]) -> Iterator[Claim]:
     """Flat rates against schedules: Figure 7.4, and what §7.4.1 says of AdamW."""
-    text = kit.claim_texts("""
+    claim = kit.ClaimTexts("""
         wider: the gap between training and held-out accuracy is wider after step decay than at a
-          flat rate | §7.5.5, Figure 7.4 | ΔE₂ > ΔE₁
+          flat rate | §7.5.5, Figure 7.4 | ΔE₂ > ΔE₁ | above | points
         step: step decay is above a flat rate | §7.5.5, Figure 7.4 | it is
         AdamW: AdamW at a flat rate is below scheduled AdamW
-          | §7.4.1 | by more than 5 points, not drawn
+          | §7.4.1 | by more than 5 points, not drawn | below
     """)
     flat, step = of["SGD, flat"], of["SGD, step"]
     trained, held_out = "training accuracy", "iterate accuracy"
@@ -147,57 +143,49 @@ def _schedule_claims(of: dict[str, Rows]) -> Claims:
     unmet = unlearnt(flat, step)
     if not unmet and apart > NO_GAP:
         unmet = f"the gap at a flat rate is {apart:.0f} points already, where the thesis has none"
-    found = Claims(unit=" points")
     reading = kit.gap_of_gaps((step, step), (flat, flat), trained, held_out)
-    found.add(*text["wider"], reading, unmet=unmet)
-    found.add(*text["step"], runs.gap(step, flat, "accuracy"), unmet=runs.unready(flat, step))
-    worse = comparison(of["AdamW, flat"], of["AdamW, linear"])
-    found.add(*text["AdamW"], **worse, direction="below")
-    return found
+    yield claim("wider", reading, unmet=unmet)
+    yield claim("step", **comparison(step, flat) | {"unmet": runs.unready(flat, step)})
+    yield claim("AdamW", **comparison(of["AdamW, flat"], of["AdamW, linear"]))
 
 
-def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> Claims:
+def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> Iterator[Claim]:
     """Lookahead alone and before averages: Figure 7.12."""
     where, both, gadam = "§7.8.5, Figure 7.12", GADAM_AHEAD, of["Gadam"]
     others = {name: of[name] for name in AHEAD if name != "Gadam"}
     rival, ahead = runs.against_best(others, both)
     runner, faster = runs.against_best({**others, "Gadam": gadam}, both, "early")
-    text = kit.claim_texts(f"""
+    claim = kit.ClaimTexts(f"""
         speed: Lookahead makes AdamW converge faster (accuracy over the first third)
           | {where} | clearly
         smooth: Lookahead makes AdamW fluctuate less from epoch to epoch
-          | {where} | it reduces fluctuations
+          | {where} | it reduces fluctuations | below | points
         near: {both} is within {SMALL_CHANGE:g} point of Gadam
-          | {where} | only marginally worse (VGG-16)
+          | {where} | only marginally worse (VGG-16) | within {SMALL_CHANGE:g} of 0
         above: {both} is above all others but Gadam (here above {rival}, the best of them)
-          | {where} | still stronger than all others (VGG-16)
+          | {where} | still stronger than all others (VGG-16) | above | points
         fastest: {both} converges fastest (accuracy over the first third, here against {runner})
-          | {where} | at the fastest speed in all the optimisers tested (VGG-16)
+          | {where} | at the fastest speed in all the optimisers tested (VGG-16) | above | points
     """)
-    found = Claims(lookahead_pairs(of, where), unit=" points")
+    yield from lookahead_pairs(of, where)
     pair = of["AdamW + LH"], of["AdamW, linear"]
-    found.add(*text["speed"], **comparison(*pair, "early", unmet=unlearnt))
+    yield claim("speed", **comparison(*pair, "early", unmet=unlearnt))
     rough = [fluctuation(epochs.where(run=name)) for name in ("AdamW + LH", "AdamW, linear")]
-    reading = kit.paired_difference(*rough)
-    found.add(*text["smooth"], reading, "below", unmet=unlearnt(pair[0]))
-    alike = comparison(of[both], gadam)
-    found.add(*text["near"], **alike, direction="within", margin=SMALL_CHANGE)
-    found.add(*text["above"], ahead, unmet=runs.unready(of[both], of[rival]))
-    found.add(*text["fastest"], faster, unmet=unlearnt(of[both], of[runner]))
-    return found
+    yield claim("smooth", kit.paired_difference(*rough), unmet=unlearnt(pair[0]))
+    yield claim("near", **comparison(of[both], gadam))
+    yield claim("above", ahead, unmet=runs.unready(of[both], of[rival]))
+    yield claim("fastest", faster, unmet=unlearnt(of[both], of[runner]))
 
 
-def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> Claims:
+def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> Iterator[Claim]:
     """§7.8.5, on both networks: Lookahead helps SGD, and helps AdamW less than averaging."""
-    text = kit.claim_texts(f"""
+    claim = kit.ClaimTexts(f"""
         SGD: {prefix}SGD + Lookahead is above SGD | {source} | by a rather significant margin
         AdamW: {prefix}Gadam is above AdamW + Lookahead
           | {source} | more significant and more consistent
     """)
-    found = Claims()
-    found.add(*text["SGD"], **comparison(of["SGD + LH"], of["SGD, linear"]))
-    found.add(*text["AdamW"], **comparison(of["Gadam"], of["AdamW + LH"]))
-    return found
+    yield claim("SGD", **comparison(of["SGD + LH"], of["SGD, linear"]))
+    yield claim("AdamW", **comparison(of["Gadam"], of["AdamW + LH"]))
 
 
 def fluctuation(epochs: Rows) -> dict[Any, float]:
@@ -212,21 +200,21 @@ def fluctuation(epochs: Rows) -> dict[Any, float]:
     return out
 
 
-def _automatic_claims(of: dict[str, Rows]) -> Claims:
+def _automatic_claims(of: dict[str, Rows]) -> Iterator[Claim]:
     """Averages with an automatic start: Table 7.7."""
-    text = kit.claim_texts("""
+    text = """
         GadamAuto: GadamAuto is above SWA-Auto | Table 7.7 | 75.39 and 73.93
         cost: the automatic start costs SGD more than it costs Gadam | §7.8.7 | 0.64 and 0.34 points
-        SWA: SWA-Auto is below scheduled SGD | §7.8.7, Tables 7.2 and 7.7 | 73.93 and 74.15
-    """)
+        SWA: SWA-Auto is below scheduled SGD | §7.8.7, Tables 7.2 and 7.7 | 73.93 and 74.15 | below
+    """
     parts = [of[name] for name in ("Gadam", "Gadam-Auto", "SWA", "SWA-Auto")]
     gadam, gadam_auto, swa, swa_auto = parts
     # that they may begin too soon is part of what is tested
-    found = Claims(unit=" points", unmet=unlearnt(*parts) or runs.saturated(*parts))
-    found.add(*text["GadamAuto"], runs.gap(gadam_auto, swa_auto, "accuracy"))
-    found.add(*text["cost"], kit.gap_of_gaps((swa, swa_auto), (gadam, gadam_auto), "accuracy"))
-    found.add(*text["SWA"], runs.gap(swa_auto, of["SGD, linear"], "accuracy"), "below")
-    return found
+    unmet = unlearnt(*parts) or runs.saturated(*parts)
+    claim = kit.ClaimTexts(text, unit=" points", unmet=unmet)
+    yield claim("GadamAuto", runs.gap(gadam_auto, swa_auto, "accuracy"))
+    yield claim("cost", kit.gap_of_gaps((swa, swa_auto), (gadam, gadam_auto), "accuracy"))
+    yield claim("SWA", runs.gap(swa_auto, of["SGD, linear"], "accuracy"))
 
 
 FREQUENCIES = (1, 5, 20, 0)  # steps between averaged iterates, 0 once per epoch
@@ -289,17 +277,17 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """All runs at their end, and the averages by start and by frequency."""
-    ends, lines = rows.where(kind="end"), kit.TableLines()
+    ends, lines = rows.where(kind="end"), []
     shown = "accuracy", "iterate accuracy", "training accuracy", "early", "begun", "stopped"
     for name, part in ends.groups("run"):
         printed = f"{PRINTED[name]:.2f}" if name in PRINTED else ""
-        lines.add(name, *kit.means(part, *shown), printed)
-    header = kit.split_header(
+        lines.append((name, *kit.means(part, *shown), printed))
+    header = (
         "run | accuracy, % | of the iterate | in training | first third | averages from | "
         "epochs | thesis, CIFAR-100"
     )
     title = f"{ends[0]['network']}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}"
-    yield Table(title, header, tuple(lines))
+    yield kit.table(title, header, lines)
     made = rows.where(kind="average")
     names = made.distinct("run")
 
@@ -311,9 +299,9 @@ def tables(rows: Rows) -> Iterator[Table]:
     best = max(runs.mean(gadam.where(start=start), "accuracy").value for start in STARTS)
     starts = tuple((f"{start:.0%}", *accuracies(start, 0)) for start in STARTS)
     title = f"Averages by start (best of Gadam {best:.2f}; thesis, CIFAR-100, {PRINTED_BEST})"
-    yield Table(title, ("T_avg, share of the run", *names), starts)
+    yield kit.table(title, ("T_avg, share of the run", *names), starts)
     often = tuple((words, *accuracies(REFERENCE, every)) for every, words in OFTEN.items())
-    yield Table("Averages by frequency, from half of the run on", ("an iterate", *names), often)
+    yield kit.table("Averages by frequency, from half of the run on", ("an iterate", *names), often)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

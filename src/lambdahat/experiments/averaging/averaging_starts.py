@@ -11,7 +11,7 @@ from lambdahat.experiments.averaging import averaging_schedules as schedules
 from lambdahat.experiments.averaging.averaged_training import BASES, family
 from lambdahat.experiments.averaging.averaging_schedules import AHEAD, FLAT, SCHEDULED
 from lambdahat.experiments.averaging.gadam_image import tuned_settings
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table
 
 AVERAGED = ("Gadam", "GadamX")
 LOOKAHEAD_ON = "PreResNet"  # Figure 7.12b; 7.12a, of VGG-16, is in averaging-schedules
@@ -61,27 +61,26 @@ def run(cell: Cell, device: str) -> list[Row]:
     return schedules.run_with_averages(cell, device)
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Any sensible start, what tuning it gains, GadamX over Gadam, Lookahead, by network."""
-    found = Claims(unit=" points")
     for network, part in rows.groups("network"):
         kind = family(network)
         for name in AVERAGED:
             best, own = PRINTED[kind, name]
             printed = f"{best:.2f} to {own:.2f}"
-            found += schedules.start_claims(name, part, printed, f"{network}: ")
+            yield from schedules.start_claims(name, part, printed, f"{network}: ")
         # GadamX's best start against Gadam's, each chosen by the other seeds
         made = [averages_of(part, name) for name in AVERAGED]
         gadam, gadam_x = (runs.tuned_start(each, "accuracy") for each in made)
         flat = [part.where(kind="end", run=BASES[name] + FLAT) for name in AVERAGED]
         printed = " to ".join(f"{PRINTED[kind, name][0]:.2f}" for name in reversed(AVERAGED))
         words = "GadamX with its best T_avg is above Gadam with its own (over the other seeds)"
-        reading = kit.paired_difference(gadam_x, gadam)
+        said = f"{network}: {words}", "§7.8.4, Table 7.6", printed
         unmet = runs.unlearnt(*flat) or runs.saturated(*flat)
-        found.add(f"{network}: {words}", "§7.8.4, Table 7.6", printed, reading, unmet=unmet)
+        reading = kit.paired_difference(gadam_x, gadam)
+        yield Claim(*said, reading, unit=" points", unmet=unmet)
         if kind == LOOKAHEAD_ON:
-            found += lookahead_claims(f"{network}: ", part.where(kind="end"))
-    return found
+            yield from lookahead_claims(f"{network}: ", part.where(kind="end"))
 
 
 def averages_of(rows: Rows, name: str) -> Rows:
@@ -89,36 +88,35 @@ def averages_of(rows: Rows, name: str) -> Rows:
     return rows.where(kind="average", run=BASES[name] + FLAT)
 
 
-def lookahead_claims(prefix: str, ends: Rows) -> Claims:
+def lookahead_claims(prefix: str, ends: Rows) -> Iterator[Claim]:
     """The claims of Figure 7.12b."""
     of = {name: ends.where(run=name) for name in AHEAD}
     early = {name: runs.mean(part, "early").value for name, part in of.items()}
     fast, slow = max(early, key=early.__getitem__), min(early, key=early.__getitem__)
     small, ahead = schedules.SMALL_CHANGE, schedules.GADAM_AHEAD
-    text = kit.claim_texts(f"""
+    claim = kit.ClaimTexts(f"""
         alike: {prefix}at first all optimisers converge alike (accuracy over the first third, within
           {small:g} point from {fast} to {slow}, the extremes)
-          | {WHERE} | the initial difference is minimal
+          | {WHERE} | the initial difference is minimal | within {small:g} of 0 | points
         ahead: {prefix}{ahead} is above Gadam
           | {WHERE} | stronger than our result without Lookahead
     """)
-    found = Claims(schedules.lookahead_pairs(of, WHERE, prefix), unit=" points")
+    yield from schedules.lookahead_pairs(of, WHERE, prefix)
     apart, unmet = runs.gap(of[fast], of[slow], "early"), runs.unlearnt(*of.values())
-    found.add(*text["alike"], apart, "within", 0.0, small, unmet=unmet)
-    found.add(*text["ahead"], **runs.comparison(of[ahead], of["Gadam"]))
-    return found
+    yield claim("alike", apart, unmet=unmet)
+    yield claim("ahead", **runs.comparison(of[ahead], of["Gadam"]))
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """The best starts beside Table 7.6; the runs and the averages by start of each network."""
-    best, rest = kit.TableLines(), []
+    best, rest = [], []
     columns = "accuracy", "iterate accuracy", "training accuracy", "early"
     for network, part in rows.groups("network"):
         ends = part.where(kind="end")
         lines = kit.mean_lines(ends, "run", *columns)
-        header = kit.split_header("run | accuracy, % | of the iterate | in training | first third")
+        header = "run | accuracy, % | of the iterate | in training | first third"
         title = f"{network}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}"
-        rest += [Table(title, header, lines), _starts_table(network, part)]
+        rest += [kit.table(title, header, lines), _starts_table(network, part)]
         for name in AVERAGED:
             made = averages_of(part, name)
             means = made.paired("accuracy", by="start")
@@ -126,12 +124,12 @@ def tables(rows: Rows) -> Iterator[Table]:
             there = kit.over_seeds(made.where(start=start), "accuracy")
             chosen = kit.mean_of(list(runs.tuned_start(made, "accuracy").values()))
             printed = (f"{value:.2f}" for value in PRINTED[family(network), name])
-            best.add(network, name, f"{start:.0%}", str(there), str(chosen), *printed)
-    header = kit.split_header(
+            best.append((network, name, f"{start:.0%}", str(there), str(chosen), *printed))
+    header = (
         "network | optimiser | best start | accuracy there, % | "
         "with the start of the other seeds | thesis, CIFAR-100, best start | its own start"
     )
-    yield Table("Best start of averaging", header, tuple(best))
+    yield kit.table("Best start of averaging", header, best)
     yield from rest
 
 
@@ -145,7 +143,7 @@ def _starts_table(network: str, rows: Rows) -> Table:
         (words, *(str(kit.over_seeds(each, "accuracy")) for each in pair))
         for words, pair in parts.items()
     )
-    return Table(f"Averages by start, {network}", ("T_avg, share of the run", *AVERAGED), lines)
+    return kit.table(f"Averages by start, {network}", ("T_avg, share of the run", *AVERAGED), lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

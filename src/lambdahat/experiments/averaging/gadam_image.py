@@ -11,7 +11,7 @@ from lambdahat.estimators import spectrum
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
 from lambdahat.experiments.averaging.averaged_training import BASES, comparison, decades, family
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Series, Table, training
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Series, Table, training
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 
@@ -48,9 +48,8 @@ def _curvature_problem(
     return training.curvature_problem(model, training.Images(first, first, 0), cell, mode)
 
 
-def spectrum_claims(rows: Rows) -> Claims:
+def spectrum_claims(rows: Rows) -> Iterator[Claim]:
     """Gadam's solutions are the sharper ones, in each mode, though as well trained and better."""
-    found = Claims(unit=" decades")
     for network, part in rows.groups("network"):
         sgd, gadam = (part.where(optimizer=name) for name in SHARP)
         unmet = incomparable(sgd, gadam)
@@ -58,8 +57,8 @@ def spectrum_claims(rows: Rows) -> Claims:
             words = f"Gadam generalises better with {WORDS[column]} above SGD's"
             sentence = f"{network}: {words} (batch norm in {mode} mode)"
             reading = decades(gadam.where(mode=mode), sgd.where(mode=mode), column)
-            found.add(sentence, f"§7.9, {MODES[mode]}", printed, reading, unmet=unmet)
-    return found
+            said = sentence, f"§7.9, {MODES[mode]}", printed
+            yield Claim(*said, reading, unit=" decades", unmet=unmet)
 
 
 def incomparable(sgd: Rows, gadam: Rows) -> str:
@@ -183,46 +182,39 @@ STRONGEST = {
 }
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Averages help each base, Gadam beats SGD, GadamX beats all; Gadam's norms and spectra."""
-    ends = rows.where(kind="end")
-    found = Claims()
-    for network, part in ends.groups("network"):
-        found += network_claims(network, part)
-    found += spectrum_claims(rows.where(kind="spectrum"))
-    return found
+    for network, part in rows.where(kind="end").groups("network"):
+        yield from network_claims(network, part)
+    yield from spectrum_claims(rows.where(kind="spectrum"))
 
 
-def network_claims(network: str, ends: Rows) -> Claims:
+def network_claims(network: str, ends: Rows) -> Iterator[Claim]:
     """The claims of Tables 7.2 and 7.3 and of Figure 7.16 on one network; n counts seeds."""
     of = {name: ends.where(optimizer=name) for name in OPTIMIZERS}
     sgd, gadam = of["SGD"], of["Gadam"]
     kind, where = family(network), "§7.8.1, Tables 7.2 and 7.3"
     averaged = ("SWA", "Gadam", "GadamX")
     rival, reading = runs.against_best(of, "GadamX")
-    text = kit.claim_texts(f"""
+    claim = kit.ClaimTexts(f"""
+        above: {network}: {{name}} is above {{base}} | {where} | {{printed}}
         best: {network}: GadamX is above all others (here above {rival}, the best of them)
-          | {where} | {STRONGEST[kind]}
+          | {where} | {STRONGEST[kind]} | above | points
         average: {network}: the average is above the iterates where averaging begins
-          | §7.8.1, Figures 7.8 and 7.9
+          | §7.8.1, Figures 7.8 and 7.9 | | above | points | ours
         sharp: {network}: Gadam's λ₁ is above SGD's, whichever generalises better
-          | §7.9, Figure 7.17
+          | §7.9, Figure 7.17 | | above | | ours
         norm: {network}: Gadam's weight norm is above SGD's | §7.9, Figure 7.16 | always higher
     """)
-    said = Claims()
     for name, base in PAIRS:
-        sentence, printed = f"{network}: {name} is above {base}", printed_gap(kind, name, base)
-        said.add(sentence, where, printed, **comparison(of[name], of[base]))
-    unmet = runs.unready(of["GadamX"], of[rival])
-    said.add(*text["best"], reading, unit=" points", unmet=unmet)
+        test, printed = comparison(of[name], of[base]), printed_gap(kind, name, base)
+        yield claim("above", **test, name=name, base=base, printed=printed)
+    yield claim("best", reading, unmet=runs.unready(of["GadamX"], of[rival]))
     value = runs.change(ends.where(optimizer=averaged), "accuracy", "before")
-    unmet = runs.unready(*(of[name] for name in averaged))
-    said.add(*text["average"], value, unit=" points", unmet=unmet, own=True)
-    sharper = comparison(gadam, sgd, "largest", decades, runs.unlearnt)
-    said.add(*text["sharp"], **sharper, own=True)
+    yield claim("average", value, unmet=runs.unready(*(of[name] for name in averaged)))
+    yield claim("sharp", **comparison(gadam, sgd, "largest", decades, runs.unlearnt))
     longer = comparison(gadam, sgd, "solution norm", unmet=runs.unlearnt) | {"unit": ""}
-    said.add(*text["norm"], **longer)
-    return said
+    yield claim("norm", **longer)
 
 
 def printed_gap(kind: str, upper: str, lower: str) -> str:
@@ -234,26 +226,24 @@ def printed_gap(kind: str, upper: str, lower: str) -> str:
 def tables(rows: Rows) -> Iterator[Table]:
     """Accuracy, norm and sharpness of each optimiser beside the printed accuracies; spectra."""
     ends, sharp = rows.where(kind="end"), rows.where(kind="spectrum")
-    header = (
-        *kit.split_header("optimiser | accuracy, % | of the iterate | in training | ‖θ‖ | λ₁"),
-        *(f"thesis, {data}" for data in PRINTED_ON),
-    )
+    thesis = " | ".join(f"thesis, {data}" for data in PRINTED_ON)
+    header = f"optimiser | accuracy, % | of the iterate | in training | ‖θ‖ | λ₁ | {thesis}"
     shown = "accuracy", "iterate accuracy", "training accuracy", "solution norm", "largest"
     for name, part in ends.groups("network"):
-        lines = kit.TableLines()
+        lines = []
         for optimizer in OPTIMIZERS:
             printed = (f"{value:.2f}" for value in PRINTED[family(name), optimizer])
-            lines.add(optimizer, *kit.means(part.where(optimizer=optimizer), *shown), *printed)
+            lines.append((optimizer, *kit.means(part.where(optimizer=optimizer), *shown), *printed))
         title = f"{name}, {part[0]['parameters']:,} parameters, {part[0]['data']}"
-        yield Table(title, header, tuple(lines))
-    lines = kit.TableLines()
+        yield kit.table(title, header, lines)
+    lines = []
     for network in sharp.distinct("network"):
         for mode in MODES:
             for name in SHARP:
                 part = sharp.where(network=network, mode=mode, optimizer=name)
-                lines.add(network, mode, name, *kit.means(part, *COLUMNS))
-    header = ("network", "batch norm", "optimiser", *COLUMNS.values())
-    yield Table("Solutions and their Hessian", header, tuple(lines))
+                lines.append((network, mode, name, *kit.means(part, *COLUMNS)))
+    header = " | ".join(("network | batch norm | optimiser", *COLUMNS.values()))
+    yield kit.table("Solutions and their Hessian", header, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

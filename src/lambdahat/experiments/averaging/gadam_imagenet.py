@@ -16,8 +16,8 @@ from lambdahat.data.catalogue import load
 from lambdahat.data.image_files import ImageFolder
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
-from lambdahat.experiments.averaging.averaged_training import gap, unready
-from lambdahat.experiments.kit import Cell, Chart, Claims, Reading, Row, Rows, Table
+from lambdahat.experiments.averaging.averaged_training import gap
+from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Table
 from lambdahat.problem import Problem
 
 SIDE = 224
@@ -177,7 +177,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     return [*trained.rows, {**trained.end, **runs.size_of(task), **five}]
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Table 7.4, network by network, and §7.10, over the networks that have all its runs.
 
     Both speak of ImageNet; on another set three of the comparisons are claims of ours.
@@ -186,45 +186,37 @@ def claims(rows: Rows) -> Claims:
     small, missing = stand_in(ends, SMALL), stand_in(ends, WHOLE)
     raced = [name for name, part in ends.groups("network") if {*RUNS} <= {*part.distinct("run")}]
     of = dict(ends.where(network=raced).groups("run"))
-    found, placed = Claims(unit=" points"), Claims(unit=" points", own=True)
+    placed: list[Claim] = []
     for network, tail in name_networks(ends):
         part = dict(ends.where(network=network).groups("run"))
         # of a sweep that was cut short, what it has
         there = [pair for pair in IN_TABLE if {*pair} <= {*part}]
         for upper, lower in there:
             said = "§7.8.2, Table 7.4", printed_gap(upper, lower, network)
-            _add_above(found, part, upper, lower, SMALL + tail, *said, small)
+            yield _above(part, upper, lower, SMALL + tail, *said, small)
         for upper, lower in PLACED:
             if small and missing and (upper, lower) in there:
                 sentence = f"on {ends[0].get('data')} in its place{tail}, {upper} is above {lower}"
                 test = runs.comparison(part[upper], part[lower])
-                placed.add(sentence, "after Table 7.4", "", **test)
+                placed.append(Claim(sentence, "after Table 7.4", "", **test, own=True))
     for upper, lower, source, printed in IN_TEXT:
-        _add_above(found, of, upper, lower, WHOLE, source, printed, missing)
+        yield _above(of, upper, lower, WHOLE, source, printed, missing)
     others = {name: of[name] for name in RUNS if name != "GadamX"}
     rival, reading = runs.against_best(others, "Gadam δ = 1")
     words = f"Gadam δ = 1 is above all but GadamX (here above {rival}, the best of them)"
     best = f"{WHOLE}: {words}", RACE, "beats all other optimisers"
-    found.add(*best, reading, unmet=missing, barrier=kit.MISSING)
-    found += _course_claims(rows.where(network=raced, kind="epoch"), missing)
-    found += placed
-    return found
+    yield Claim(*best, reading, unit=" points", unmet=missing, barrier=kit.MISSING)
+    yield from _course_claims(rows.where(network=raced, kind="epoch"), missing)
+    yield from placed
 
 
-def _add_above(
-    found: Claims,
-    of: dict[str, Rows],
-    upper: str,
-    lower: str,
-    data: str,
-    source: str,
-    printed: str,
-    missing: str,
-) -> None:
-    reading, unmet = gap(of[upper], of[lower], "accuracy"), missing or unready(of[upper], of[lower])
-    barrier = kit.MISSING if missing else kit.PRECONDITION
-    sentence = f"{data}: {upper} is above {lower}"
-    found.add(sentence, source, printed, reading, unmet=unmet, barrier=barrier)
+def _above(
+    of: dict[str, Rows], upper: str, lower: str, data: str, source: str, printed: str, missing: str
+) -> Claim:
+    test = runs.comparison(of[upper], of[lower])
+    if missing:
+        test |= {"unmet": missing, "barrier": kit.MISSING}
+    return Claim(f"{data}: {upper} is above {lower}", source, printed, **test)
 
 
 def name_networks(rows: Rows) -> list[tuple[str, str]]:
@@ -233,20 +225,22 @@ def name_networks(rows: Rows) -> list[tuple[str, str]]:
     return [(name, f", {name}" if len(names) > 1 else "") for name in names]
 
 
-def _course_claims(epochs: Rows, missing: str) -> Claims:
+def _course_claims(epochs: Rows, missing: str) -> Iterator[Claim]:
     """Whether averages keep improving, and which runs lead in the first third of the epochs."""
-    found = Claims(unmet=missing, barrier=kit.MISSING)
+    text = f"""
+        improves: {WHOLE}: the average of {{name}} improves with the number of epochs in it (rank
+          correlation) | §7.10, Figure 7.18 | monotonic
+        faster: {WHOLE}: {{upper}} converges faster than {{lower}} (accuracy over the first third)
+          | {RACE} | {{printed}} | above | points
+    """
+    claim = kit.ClaimTexts(text, unmet=missing, barrier=kit.MISSING)
     for name in ("SGD IA", "GadamX"):
-        words = f"the average of {name} improves with the number of epochs in it (rank correlation)"
-        said = f"{WHOLE}: {words}", "§7.10, Figure 7.18", "monotonic"
-        found.add(*said, rising(epochs.where(run=name, averaged=True)))
+        yield claim("improves", rising(epochs.where(run=name, averaged=True)), name=name)
     end = max(epochs.values("epoch"))
     early = epochs.where(epoch=[epoch for epoch in epochs.distinct("epoch") if 3 * epoch <= end])
     for upper, lower, printed in FASTER:
-        words = f"{upper} converges faster than {lower} (accuracy over the first third)"
         reading = gap(early.where(run=upper), early.where(run=lower), "iterate accuracy")
-        found.add(f"{WHOLE}: {words}", RACE, printed, reading, unit=" points")
-    return found
+        yield claim("faster", reading, upper=upper, lower=lower, printed=printed)
 
 
 def stand_in(ends: Rows, wanted: str) -> str:
@@ -279,7 +273,7 @@ def printed_gap(upper: str, lower: str, network: str = "") -> str:
 def tables(rows: Rows) -> Iterator[Table]:
     """Top-1 and top-5 accuracy of each run beside Table 7.4, a table for each network."""
     shown = "accuracy", "top 5", "iterate accuracy", "training accuracy"
-    header = kit.split_header("run | top 1, % | top 5, % | of the iterate | in training")
+    header = "run | top 1, % | top 5, % | of the iterate | in training | "
     for network, ends in rows.where(kind="end").groups("network"):
         columns, lines = printed_of(network), []
         for name, part in ends.groups("run"):
@@ -291,7 +285,7 @@ def tables(rows: Rows) -> Iterator[Table]:
         if first["data"] not in DATA.values():
             title += ", in place of ImageNet, which cannot be had here"
         thesis = (f"thesis, ImageNet 32 × 32, {name}" for name in columns)
-        yield Table(title, (*header, *thesis), tuple(lines))
+        yield kit.table(title, header + " | ".join(thesis), lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

@@ -16,7 +16,7 @@ from lambdahat.data.splits import windows
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
 from lambdahat.experiments.averaging.averaged_training import AveragePlan
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table
 from lambdahat.models.language import lstm
 from lambdahat.problem import Problem
 
@@ -173,46 +173,40 @@ def _exp(loss: float) -> float:
     return math.exp(min(loss, 700.0)) if math.isfinite(loss) else math.nan
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """The order of Table 7.5, and how little start and frequency matter."""
     seldom = FREQUENCIES[-1]
-    text = kit.claim_texts(f"""
+    claim = kit.ClaimTexts(f"""
+        below: {{name}}'s perplexity is below {{other}}'s | §7.8.3, Table 7.5 | {{printed}} | below
+        start: averages from {{start:.0%}} of the run are below Adam
+          | §7.8.4, Figure 7.11a | for any reasonable T_avg | below
         tuned: Gadam gains from tuning T_avg (best start over the other seeds, against {START:.0%}
-          of the run) | §7.8.4, Table 7.6 | 58.61 to 58.77
+          of the run) | §7.8.4, Table 7.6 | 58.61 to 58.77 | below
         same: averaging every step or every {seldom} makes little difference
-          | §7.8.6, Figure 7.13a | very insensitive
+          | §7.8.6, Figure 7.13a | very insensitive | within {SMALL_CHANGE:g} of 0
         seldom: averaging every {seldom} steps is below averaging every step
-          | §7.8.6, Figure 7.13a | slightly better
+          | §7.8.6, Figure 7.13a | slightly better | below
     """)
     ends, epochs, made = (rows.where(kind=kind) for kind in ("end", "epoch", "average"))
     of = {name: ends.where(name=name) for name in OPTIMIZERS}
-    found = Claims(direction="below")
-    for name, other in (
-        ("Gadam", "Adam"),
-        ("GadamX", "Padam"),
-        ("Gadam", "ASGD"),
-        ("Gadam", "GadamX"),
-    ):
-        sentence = f"{name}'s perplexity is below {other}'s"
+    for pair in (("Gadam", "Adam"), ("GadamX", "Padam"), ("Gadam", "ASGD"), ("Gadam", "GadamX")):
+        name, other = pair
         printed = f"{PRINTED[name][1]:g} to {PRINTED[other][1]:g}"
         reading, unmet = runs.gap(of[name], of[other], TEST), unready(epochs, name, other)
-        found.add(sentence, "§7.8.3, Table 7.5", printed, reading, unmet=unmet)
-    where, printed = "§7.8.4, Figure 7.11a", "for any reasonable T_avg"
+        yield claim("below", reading, name=name, other=other, printed=printed, unmet=unmet)
     for start in STARTS:
         if start != START:
-            sentence = f"averages from {start:.0%} of the run are below Adam"
             reading = runs.gap(made.where(start=start, frequency=1), of["Adam"], TEST)
             unmet = unlearnt(epochs, "Adam") or unsettled(epochs, "Gadam", start)
-            found.add(sentence, where, printed, reading, unmet=unmet)
+            yield claim("start", reading, start=start, unmet=unmet)
     half = made.where(start=START)
     best = runs.tuned_start(made.where(frequency=1), TEST, lowest=True)
     tuned = kit.paired_difference(best, half.where(frequency=1).paired(TEST))
-    found.add(*text["tuned"], tuned, unmet=unlearnt(epochs, "Gadam"))
+    yield claim("tuned", tuned, unmet=unlearnt(epochs, "Gadam"))
     unmet = unready(epochs, "Gadam")
     reading = runs.gap(half.where(frequency=seldom), half.where(frequency=1), "perplexity")
-    found.add(*text["same"], reading, direction="within", margin=SMALL_CHANGE, unmet=unmet)
-    found.add(*text["seldom"], reading, unmet=unmet)
-    return found
+    yield claim("same", reading, unmet=unmet)
+    yield claim("seldom", reading, unmet=unmet)
 
 
 def unready(epochs: Rows, *names: str) -> str:
@@ -249,21 +243,21 @@ def _iterates(epochs: Rows, name: str, share: float) -> float:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Perplexities of each optimiser beside the printed ones, and of Adam's averages."""
-    ends, made, lines = rows.where(kind="end"), rows.where(kind="average"), kit.TableLines()
+    ends, made, lines = rows.where(kind="end"), rows.where(kind="average"), []
     for name, pair in PRINTED.items():
         ours = kit.means(ends.where(name=name), "perplexity", TEST, "iterate perplexity")
-        lines.add(name, *ours, *(f"{value:.2f}" for value in pair))
-    header = kit.split_header(
+        lines.append((name, *ours, *(f"{value:.2f}" for value in pair)))
+    header = (
         "optimiser | validation | test | validation, iterate | thesis, PTB words, validation | test"
     )
     title = f"{ends[0]['data']}, LSTM of {ends[0]['parameters']:,} parameters"
-    yield Table(title, header, tuple(lines))
-    lines = kit.TableLines()
+    yield kit.table(title, header, lines)
+    lines = []
     for start, every in dict.fromkeys((row["start"], row["frequency"]) for row in made):
         part = made.where(start=start, frequency=every)
-        lines.add(f"{start:.0%}", f"{every}", *kit.means(part, "perplexity", TEST))
+        lines.append((f"{start:.0%}", f"{every}", *kit.means(part, "perplexity", TEST)))
     columns = ("from", "steps between", "validation", "test")
-    yield Table("Averages of Adam's iterates", columns, tuple(lines))
+    yield kit.table("Averages of Adam's iterates", columns, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

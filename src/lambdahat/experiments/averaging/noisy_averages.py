@@ -10,7 +10,7 @@ import numpy as np
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import Cell, Chart, Claims, Reading, Row, Rows, Table
+from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Table
 from lambdahat.randommatrix import NoisyQuadratic, matching_rate
 
 KINDS = {"final": "last iterate", "average": "average", "ema": "moving average"}
@@ -73,49 +73,47 @@ def _exact(curvatures: np.ndarray, steps: int) -> Row:
     return row
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """What each kind of averaging does to noise and to the mean; n counts quadratics."""
-    text = kit.claim_texts(f"""
+    claim = kit.ClaimTexts(f"""
         matching: for the last iterate to have less loss than the average its rate must fall as 1/n
-          (exponent) | Theorem 19 | ∝ 1/n
+          (exponent) | Theorem 19 | ∝ 1/n | within 0.05 of -1
         root: at α ∝ 1/√n the average has less loss than the last iterate, n = {LONG[-1]:,}
-          | Theorem 19 | always
-        fixed: at a fixed rate too, n = {LONG[-1]:,} | Theorem 19 | always
+          | Theorem 19 | always | below | decades
+        fixed: at a fixed rate too, n = {LONG[-1]:,} | Theorem 19 | always | below | decades
         factor: the variance of the moving average is (1−ρ)/(1+ρ) times that of the last iterate
-          | §7.5.2 | a factor (1−ρ)/(1+ρ)
-        ema: the variance of the moving average does not vanish (exponent of n) | §7.5.2 | 0
-        average: the variance of the average vanishes (exponent of n) | §7.5 | -1
+          | §7.5.2 | a factor (1−ρ)/(1+ρ) | within | decades
+        ema: the variance of the moving average does not vanish (exponent of n)
+          | §7.5.2 | 0 | within {SAME:g} of 0
+        average: the variance of the average vanishes (exponent of n)
+          | §7.5 | -1 | within {SAME:g} of -1
         noise: averaging reduces noise far more than a moving average (variance at the most steps)
-          | §7.5.2 | far more aggressive
+          | §7.5.2 | far more aggressive | below -1 | decades
         mean: a moving average affects the convergence of the mean less than the average does
-          | §7.5.2 | less strongly
+          | §7.5.2 | less strongly | below | decades
         early: after {WINDOWS} steps, three windows of it, the moving average has less loss than the
-          average | §7.5.2 | justified initially
+          average | §7.5.2 | justified initially | below | decades
+        printed: the printed variance of the {{kind}} is that of simulated ones, within {SAME:g}
+          decades | §7.5 | its formula | within {SAME:g} of 0 | decades
     """)
     found, exact = rows.where(kind="simulated"), rows.where(kind="exact")
     last, early = found.where(steps=max(found.values("steps"))), found.where(steps=WINDOWS)
     late = found.where(steps=sorted(found.distinct("steps"))[-3:])
     end = exact.where(steps=max(exact.values("steps")))
     printed = math.log10((1 - DECAY) / (1 + DECAY))
-    said = Claims()
-    said.add(*text["matching"], _exponent(rows, "matching rate"), "within", -1.0, 0.05)
+    yield claim("matching", _exponent(rows, "matching rate"))
     for rate in ("root", "fixed"):
-        reading = _gap(end, f"average loss, {rate}", f"final loss, {rate}")
-        said.add(*text[rate], reading, "below", unit=" decades")
-    reading = _gap(last, "ema variance", "final variance")
-    said.add(*text["factor"], reading, "within", printed, SAME, " decades")
-    said.add(*text["ema"], _exponent(late, "ema variance"), "within", 0.0, SAME)
-    said.add(*text["average"], _exponent(late, "average variance"), "within", -1.0, SAME)
-    reading = _gap(last, "average variance", "ema variance")
-    said.add(*text["noise"], reading, "below", -1.0, unit=" decades")
-    said.add(*text["mean"], _gap(last, "ema bias", "average bias"), "below", unit=" decades")
-    said.add(*text["early"], _gap(early, "ema loss", "average loss"), "below", unit=" decades")
+        yield claim(rate, _gap(end, f"average loss, {rate}", f"final loss, {rate}"))
+    factor = _gap(last, "ema variance", "final variance")
+    yield claim("factor", factor, bound=printed, margin=SAME)
+    yield claim("ema", _exponent(late, "ema variance"))
+    yield claim("average", _exponent(late, "average variance"))
+    yield claim("noise", _gap(last, "average variance", "ema variance"))
+    yield claim("mean", _gap(last, "ema bias", "average bias"))
+    yield claim("early", _gap(early, "ema loss", "average loss"))
     for name in ("final", "average"):
-        words = f"the printed variance of the {KINDS[name]} is that of simulated ones"
         reading = _gap(last, f"{name} variance", f"{name} printed")
-        sentence = f"{words}, within {SAME:g} decades"
-        said.add(sentence, "§7.5", "its formula", reading, "within", 0.0, SAME, " decades")
-    return said
+        yield claim("printed", reading, kind=KINDS[name])
 
 
 def _gap(rows: Rows, upper: str, lower: str) -> Reading:
@@ -143,7 +141,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     }
     lines = kit.mean_lines(found, "steps", *columns, label="{:,}")
     title = f"α = {RATE:g}, ρ = {DECAY:g}, {found[0]['size']} curvatures from 0.1 to 1"
-    yield Table(title, ("steps", *columns.values()), lines)
+    yield kit.table(title, ("steps", *columns.values()), lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

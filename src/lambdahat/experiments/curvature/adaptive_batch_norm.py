@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.curvature import second_order
 from lambdahat.experiments.curvature.second_order import DampedScale, DampedSetting
-from lambdahat.experiments.kit import Chart, Claims, Rows, Table
+from lambdahat.experiments.kit import Chart, Claim, Rows, Table
 
 RATE, LARGE_RATE = 1e-3, 3e-3
 DEFAULT = 1e-8
@@ -33,49 +34,50 @@ def _best(rows: Rows, decay: float) -> Rows:
     return min(damped, key=lambda part: kit.over_seeds(part, "error").value)
 
 
-def claims(rows: Rows) -> Claims:
+CLAIMS = kit.ClaimTexts(f"""
+    held out: {{what}}: AdamW, α = 0.001, γ = {{decay:g}}, δ = {{damping:g}} against 10⁻⁸: the
+      validation error falls
+      | §6.5.2, Figure 6.7 | improves generalisation ({THEIRS}) | above | points
+    training: {{what}}: AdamW, α = 0.001, γ = {{decay:g}}, δ = {{damping:g}} against 10⁻⁸: the
+      training error does not rise (by {SAME:g} point)
+      | §6.5.2, Figure 6.7 | slightly assists training ({THEIRS}) | below {SAME:g} | points
+    match: {{what}}: AdamW, α = 0.001, γ = {{decay:g}}, δ = {{damping:g}}: it matches SGD (excess of
+      error below {MATCH:g} points)
+      | Figures 6.7, 6.8 | matches ({RESNET}), outperforms ({THEIRS}) | below {MATCH:g} | points
+    surpass: {{what}}: AdamW, α = {{rate:g}}, γ = {{decay:g}}, δ = {{damping:g}}: it surpasses SGD
+      (validation error) | Figure 6.8 | surpasses ({RESNET}) | above | points
+""")
+
+
+def claims(rows: Rows) -> Iterator[Claim]:
     """A larger δ helps with and without decay; AdamW with it reaches SGD."""
-    found, what = Claims(unit=" points"), kit.subject(rows)
+    claim = partial(CLAIMS, what=kit.subject(rows))
     decays = sorted(rows.where(optimizer="AdamW").distinct("decay"))
     for decay in decays:
         usual, best = _at(rows, ("AdamW", RATE, DEFAULT, decay)), _best(rows, decay)
-        where = f"{what}: AdamW, α = 0.001, γ = {decay:g}, δ = {best[0]['damping']:g} against 10⁻⁸"
-        text = kit.claim_texts(f"""
-            held out: {where}: the validation error falls
-              | §6.5.2, Figure 6.7 | improves generalisation ({THEIRS})
-            training: {where}: the training error does not rise (by {SAME:g} point)
-              | §6.5.2, Figure 6.7 | slightly assists training ({THEIRS})
-        """)
-        found.add(*text["held out"], kit.gap(usual, best, "error"))
+        setting = {"decay": decay, "damping": best[0]["damping"]}
+        yield claim("held out", kit.gap(usual, best, "error"), **setting)
         reading, unmet = kit.gap(best, usual, "training error"), kit.saturated(best, usual)
-        found.add(*text["training"], reading, "below", SAME, unmet=unmet)
+        yield claim("training", reading, unmet=unmet, **setting)
     sgd, last = rows.where(kind="end", optimizer="SGD"), decays[-1]
+    best, setting = _best(rows, last), {"decay": last}
+    yield claim("match", kit.gap(best, sgd, "error"), damping=best[0]["damping"], **setting)
     high = next(key for key in _keys(rows) if key[1] == LARGE_RATE)
-    best = _best(rows, last)
-    text = kit.claim_texts(f"""
-        match: {what}: AdamW, α = 0.001, γ = {last:g}, δ = {best[0]["damping"]:g}: it matches SGD
-          (excess of error below {MATCH:g} points)
-          | Figures 6.7, 6.8 | matches ({RESNET}), outperforms ({THEIRS})
-        surpass: {what}: AdamW, α = {high[1]:g}, γ = {last:g}, δ = {high[2]:g}: it surpasses SGD
-          (validation error) | Figure 6.8 | surpasses ({RESNET})
-    """)
-    found.add(*text["match"], kit.gap(best, sgd, "error"), "below", MATCH)
-    reading = kit.gap(sgd, _at(rows, high), "error")
-    found.add(*text["surpass"], reading, barrier=kit.MISSING)
-    return found
+    setting |= {"rate": high[1], "damping": high[2], "barrier": kit.MISSING}
+    yield claim("surpass", kit.gap(sgd, _at(rows, high), "error"), **setting)
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Every setting."""
-    part, lines = rows.where(kind="end"), kit.TableLines()
+    part, lines = rows.where(kind="end"), []
     for key in _keys(part):
         chosen = _at(rows, key)
         readings = kit.means(chosen, "training error", "error", "largest")
         diverged = str(sum(chosen.values("diverged")))
-        lines.add(key[0], *(f"{value:g}" for value in key[1:]), *readings, diverged)
+        lines.append((key[0], *(f"{value:g}" for value in key[1:]), *readings, diverged))
     errors = "training error, % | validation error, %"
-    header = kit.split_header(f"optimiser | α | δ | γ | {errors} | λ₁ | diverged")
-    yield Table(f"{part[0]['network']}, {part[0]['data']}", header, tuple(lines))
+    header = f"optimiser | α | δ | γ | {errors} | λ₁ | diverged"
+    yield kit.table(f"{part[0]['network']}, {part[0]['data']}", header, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lambdahat.experiments import kit
 from lambdahat.experiments.curvature import second_order
 from lambdahat.experiments.curvature.second_order import DampedScale, DampedSetting
-from lambdahat.experiments.kit import Chart, Claims, Rows, Series, Table
+from lambdahat.experiments.kit import Chart, Claim, Rows, Series, Table
 
 # (optimiser, rate, damping): λ₁ and validation accuracy on CIFAR-100, Tables 6.1 and 6.2
 PRINTED = {
@@ -40,16 +40,16 @@ def at(rows: Rows, key: Key, kind: str = "end") -> Rows:
     return rows.where(kind=kind, optimizer=optimizer, rate=rate, damping=damping)
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Claims on KFAC, on Adam, and on the sharpness at the end of both."""
     what, where, ends = kit.subject(rows), "§6.5.1, Figure 6.5", rows.where(kind="end")
     best = min(LARGE, key=lambda key: kit.over_seeds(at(rows, key), "error").value)
     slower = f"{what}: KFAC, δ/α = 10, α = 0.01 to 0.0001"
     undamped = f"{what}: KFAC, α = 0.0001, δ = 0.001 to 0.0001"
     adam = f"{what}: Adam, α = 0.0004"
-    text = kit.claim_texts(f"""
+    text = f"""
         slower: {slower}: the training error stays (within {SAME:g} point)
-          | {where} | effectively unchanged ({THEIRS})
+          | {where} | effectively unchanged ({THEIRS}) | within {SAME:g} of 0
         rises more: {undamped}: the validation error rises more than the training error
           | §6.5.1 | significantly larger ({THEIRS})
         default: {adam}, δ = 10⁻⁸: its validation error is above SGD's
@@ -57,40 +57,37 @@ def claims(rows: Rows) -> Claims:
         over: {adam}, δ = 0.1 against 0.0004: over-damping raises the validation error again
           | §6.5.2 | decreases the performance ({THEIRS})
         best: {what}: Adam, α = 0.001, δ = {best[2]:g}: it matches or beats SGD (excess of error
-          below {MATCH:g} points) | §6.5.2 | match or even beat ({THEIRS})
-    """)
+          below {MATCH:g} points) | §6.5.2 | match or even beat ({THEIRS}) | below {MATCH:g}
+    """
+    claim = kit.ClaimTexts(text, unit=" points")
     sgd, default, better = ends.where(optimizer="SGD"), at(rows, DEFAULT), at(rows, BETTER)
     first, last, least = (at(rows, key) for key in (CONSTANT[0], CONSTANT[-1], LOWERED[-1]))
-    found = Claims(unit=" points")
     reading, unmet = kit.gap(last, first, "training error"), kit.saturated(last, first)
-    found.add(*text["slower"], reading, "within", 0.0, SAME, unmet=unmet)
+    yield claim("slower", reading, unmet=unmet)
     words = f"{slower}: the validation error rises"
-    _add_worse(found, rows, words, where, CONSTANT[-1], CONSTANT[0])
+    yield _worse(rows, words, where, CONSTANT[-1], CONSTANT[0])
     words = f"{undamped}: the validation error rises"
-    _add_worse(found, rows, words, "§6.5.1", LOWERED[-1], CONSTANT[-1])
+    yield _worse(rows, words, "§6.5.1", LOWERED[-1], CONSTANT[-1])
     reading = kit.gap_of_gaps((least, least), (last, last), "error", "training error")
-    unmet = kit.saturated(least, last)
-    found.add(*text["rises more"], reading, unmet=unmet)
-    found.add(*text["default"], kit.gap(default, sgd, "error"))
+    yield claim("rises more", reading, unmet=kit.saturated(least, last))
+    yield claim("default", kit.gap(default, sgd, "error"))
     words = f"{adam}, δ = 10⁻⁸ against 0.0004: the validation error is higher"
-    _add_worse(found, rows, words, "§6.5.2, Table 6.1", DEFAULT, BETTER)
-    found.add(*text["over"], kit.gap(at(rows, OVER), better, "error"))
-    found.add(*text["best"], kit.gap(at(rows, best), sgd, "error"), "below", MATCH)
-    _add_sharper(found, rows, what)
-    return found
+    yield _worse(rows, words, "§6.5.2, Table 6.1", DEFAULT, BETTER)
+    yield claim("over", kit.gap(at(rows, OVER), better, "error"))
+    yield claim("best", kit.gap(at(rows, best), sgd, "error"))
+    yield from _sharpness_claims(rows, what)
 
 
-def _add_worse(
-    found: Claims, rows: Rows, sentence: str, source: str, upper: Key, lower: Key
-) -> None:
-    """Add that ``upper`` has a larger validation error than ``lower``, as printed."""
+def _worse(rows: Rows, sentence: str, source: str, upper: Key, lower: Key) -> Claim:
+    """``upper`` has a larger validation error than ``lower``, as printed."""
     before, after = PRINTED[lower][1], PRINTED[upper][1]
     bound, printed = -kit.least(before, after), f"{before:g} to {after:g} % accuracy ({THEIRS})"
     reading = kit.gap(at(rows, upper), at(rows, lower), "error")
-    found.add(f"{sentence} by more than {bound:.2g} points", source, printed, reading, bound=bound)
+    sentence += f" by more than {bound:.2g} points"
+    return Claim(sentence, source, printed, reading, bound=bound, unit=" points")
 
 
-def _add_sharper(found: Claims, rows: Rows, what: str) -> None:
+def _sharpness_claims(rows: Rows, what: str) -> Iterator[Claim]:
     """Compare λ₁ of two settings unless both fit all images: then λ₁ vanishes with the loss."""
     usual = ("Adam", 4e-4, 1e-3), DEFAULT, LARGE[1], ("Adam", 1e-3, 1e-3)
     for words, lower, upper in (
@@ -106,7 +103,7 @@ def _add_sharper(found: Claims, rows: Rows, what: str) -> None:
         sentence = f"{what}: {words}: λ₁, by more than {bound:.2g} decades"
         said = sentence, "Tables 6.1 to 6.3", f"{low:g} to {high:g} ({THEIRS})"
         reading = kit.decades(after, before, "largest")
-        found.add(*said, reading, bound=bound, unit=" decades", unmet=unmet)
+        yield Claim(*said, reading, bound=bound, unit=" decades", unmet=unmet)
 
 
 def keys(rows: Rows) -> list[Key]:
@@ -116,7 +113,7 @@ def keys(rows: Rows) -> list[Key]:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Every setting: errors, λ₁, and the printed λ₁ and accuracy."""
-    part, lines = rows.where(kind="end"), kit.TableLines()
+    part, lines = rows.where(kind="end"), []
     for key in keys(part):
         chosen, printed = at(rows, key), ["", ""]
         if key in PRINTED:
@@ -124,12 +121,12 @@ def tables(rows: Rows) -> Iterator[Table]:
             printed = [f"{largest:g}", f"{100 - accuracy:.2f}"]
         readings = kit.means(chosen, "training error", "error", "largest")
         diverged = str(sum(chosen.values("diverged")))
-        lines.add(key[0], *(f"{value:g}" for value in key[1:]), *readings, diverged, *printed)
-    header = kit.split_header(
+        lines.append((key[0], *(f"{value:g}" for value in key[1:]), *readings, diverged, *printed))
+    header = (
         "optimiser | α | δ | training error, % | validation error, % | λ₁ | diverged | "
         "λ₁ printed | error printed, %"
     )
-    yield Table(f"{part[0]['network']}, {part[0]['data']}", header, tuple(lines))
+    yield kit.table(f"{part[0]['network']}, {part[0]['data']}", header, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

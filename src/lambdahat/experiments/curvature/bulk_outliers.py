@@ -12,7 +12,7 @@ import torch
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import eigenpairs, spectrum
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table, short, training
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table, short, training
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
@@ -123,72 +123,69 @@ def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
     }
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Claims on the spiked model, then on networks half-way through training."""
     matrices, half = rows.where(part="matrix"), rows.where(part="network", last=False)
     what, classes, law = kit.subject(half), half[0]["classes"], TracyWidom()
-    text = kit.claim_texts(f"""
+    claim = kit.ClaimTexts(f"""
         outliers: spiked matrix: its three outliers are seen as such, and no other
-          | Figure 6.1a | three
+          | Figure 6.1a | three | within 0.1 of {len(SPIKES)}
         edge: spiked matrix: the last eigenvalue of the bulk has the mean of the Tracy–Widom law,
           {law.mean:.3f}, in units of its fluctuation, within {EDGE:g} | Tracy and Widom (1994)
-          | none: Figure 6.1a shows such a region without figures
+          | none: Figure 6.1a shows such a region without figures | within | | ours
         cone: spiked matrix: outliers' eigenvectors lie in the cone of Theorem 17 (miss of the
-          squared cosine, below 0.1) | Theorem 17 | 1 − σ²P/(Bλ²)
+          squared cosine, below 0.1) | Theorem 17 | 1 − σ²P/(Bλ²) | below 0.1
         hidden: spiked matrix: in the bulk all information is lost (squared cosine of a hidden
-          spike, below 0.1) | §6.2.1 | 0
+          spike, below 0.1) | §6.2.1 | 0 | below 0.1
         several: {what}: several outliers stand apart from the bulk (their number)
-          | Figure 6.1b | several ({THEIRS})
-        classes: {what}: no more outliers than classes, {classes} | §6.4.1 | at most the classes
+          | Figure 6.1b | several ({THEIRS}) | above 1
+        classes: {what}: no more outliers than classes, {classes}
+          | §6.4.1 | at most the classes | below {classes + 0.5}
         threshold: {what}: the bulk ends where weights fall below κ/P, κ = 5, within a factor 2 of
-          the fitted edge | Figure 6.1b | an approximate threshold ({THEIRS})
+          the fitted edge | Figure 6.1b | an approximate threshold ({THEIRS}) | within | decades
         kept: {what}: held-out images keep more of the sharpest eigenvector than of number {PAIRS}
           (share within their leading {PAIRS})
           | §6.2.1, Theorem 17 | sharp directions retain more
     """)
-    found = Claims()
-    reading = kit.over_seeds(matrices, "outliers")
-    found.add(*text["outliers"], reading, "within", len(SPIKES), 0.1, general=True)
+    yield claim("outliers", kit.over_seeds(matrices, "outliers"), general=True)
     reading = kit.over_seeds(matrices, "last of the bulk")
-    found.add(*text["edge"], reading, "within", law.mean, EDGE, own=True)
+    yield claim("edge", reading, bound=law.mean, margin=EDGE)
     pairs = [zip(row["overlaps"], row["told"], strict=True) for row in matrices]
     misses = kit.mean_of([max(abs(ours - told) for ours, told in pair) for pair in pairs])
-    found.add(*text["cone"], misses, "below", 0.1, general=True)
-    hidden = kit.over_seeds(matrices, "hidden")
-    found.add(*text["hidden"], hidden, "below", 0.1, general=True)
+    yield claim("cone", misses, general=True)
+    yield claim("hidden", kit.over_seeds(matrices, "hidden"), general=True)
     outliers = kit.over_seeds(half, "outliers")
-    found.add(*text["several"], outliers, bound=1.0)
-    found.add(*text["classes"], outliers, "below", classes + 0.5)
+    yield claim("several", outliers)
+    yield claim("classes", outliers)
     known = [row for row in half if row["weight edge"] > 0 < row["edge"]]
     ratios = kit.mean_of([math.log10(row["weight edge"] / row["edge"]) for row in known])
-    found.add(*text["threshold"], ratios, "within", 0.0, FACTOR, " decades")
+    yield claim("threshold", ratios, margin=FACTOR)
     sharp, flat = ({row["seed"]: row["kept"][place] for row in half} for place in (0, -1))
-    found.add(*text["kept"], kit.paired_difference(sharp, flat))
-    return found
+    yield claim("kept", kit.paired_difference(sharp, flat))
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Spikes as predicted and as found; the networks' bulks."""
     matrices, networks = rows.where(part="matrix"), rows.where(part="network")
-    first, lines = matrices[0], kit.TableLines()
+    first, lines = matrices[0], list[tuple[str, ...]]()
     for place, spike in enumerate(SPIKES):
         line = [f"{spike:g}"]
         for told, found in (("told values", "values"), ("told", "overlaps")):
             ours = kit.mean_of([row[found][place] for row in matrices])
             line += [f"{first[told][place]:.4g}", str(ours)]
-        lines.add(*line)
+        lines.append(tuple(line))
     header = ("spike", "eigenvalue told", "found", "squared cosine told", "found")
-    yield Table(f"Spikes in Wigner noise, P = {first['size']:,}", header, tuple(lines))
-    lines, shown = kit.TableLines(), ("largest", "edge", "weight edge", "outliers", "below")
+    yield kit.table(f"Spikes in Wigner noise, P = {first['size']:,}", header, lines)
+    lines, shown = [], ("largest", "edge", "weight edge", "outliers", "below")
     for epoch, part in networks.groups("epoch"):
         kept = (str(kit.mean_of([row["kept"][place] for row in part])) for place in (0, -1))
-        lines.add(str(epoch), *kit.means(part, *shown), *kept)
-    columns = kit.split_header(
+        lines.append((str(epoch), *kit.means(part, *shown), *kept))
+    columns = (
         "epoch | λ₁ | edge of the bulk | edge by κ/P | outliers above | below 0 | "
         f"of φ₁ in the held-out top | of φ_{PAIRS}"
     )
     title = f"{networks[0]['network']}, {networks[0]['dim']:,} parameters"
-    yield Table(title, columns, tuple(lines))
+    yield kit.table(title, columns, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

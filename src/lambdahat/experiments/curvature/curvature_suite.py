@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lambdahat.estimators import landscape, quadrature
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Series, Table, short, training
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Series, Table, short, training
 from lambdahat.krylov import Lanczos, lanczos, random_vector
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
@@ -45,46 +45,43 @@ def _spectra(rows: Rows, name: str, probe: int = 0) -> Rows:
     return rows.where(kind="spectrum", curvature=name, probe=probe)
 
 
-def _matrix_claims(rows: Rows) -> Claims:
-    text = kit.claim_texts(f"""
+def _matrix_claims(rows: Rows) -> Iterator[Claim]:
+    claim = kit.ClaimTexts(f"""
         outliers: the Gauss–Newton matrix has the outliers of the Hessian (mean relative difference
           of the largest four, below {CLOSE:g}) | §4.6.1, Figure 4.7 | quite closely
-        negative: the Hessian has mass below 0, more than 1 % | §4.6.1 | 37 %
+          | below {CLOSE:g}
+        negative: the Hessian has mass below 0, more than 1 % | §4.6.1 | 37 % | above 0.01
         rest: without the Ritz value of most weight less than 1 % of the Hessian's mass is left
-          below 0 | §4.6.1 | 0.05 %
+          below 0 | §4.6.1 | 0.05 % | below 0.01
         covariance: λ₁ of the gradient covariance is that of the Hessian, within a factor 2
-          | §4.1.1 | close
+          | §4.1.1 | close | within | decades
         diagonal: the diagonal misses λ₁: its largest element is less than half of it
-          | §4.6.1, Figure 4.7 | about 3 of 6.88
+          | §4.6.1, Figure 4.7 | about 3 of 6.88 | below | decades
         spurious: more elements of the diagonal are beyond the bulk than eigenvalues (difference of
           their numbers) | §4.6.1, Figure 4.7 | many spurious
         extremes: two random vectors give the same extremes (difference over λ₁, below {SAME:g})
-          | Figure 4.8 | 6.8885 and 6.8891
+          | Figure 4.8 | 6.8885 and 6.8891 | below {SAME:g}
         mass: two random vectors give the same mass at 0 (within {SAME_MASS:g})
-          | Figure 4.8 | unchanged
+          | Figure 4.8 | unchanged | within {SAME_MASS:g} of 0
     """)
     full, near, noise = (_spectra(rows, name) for name in NAMES)
     flat, second = rows.where(kind="diagonal"), _spectra(rows, "hessian", 1)
-    found = Claims()
     tops = {row["seed"]: np.array(row["top"]) for row in near}
     apart = [float(np.abs(tops[row["seed"]] / np.array(row["top"]) - 1).mean()) for row in full]
-    found.add(*text["outliers"], kit.mean_of(apart), "below", CLOSE)
-    found.add(*text["negative"], kit.over_seeds(full, "negative"), bound=0.01)
-    found.add(*text["rest"], kit.over_seeds(full, "negative rest"), "below", 0.01)
-    reading = kit.decades(noise, full, "largest")
-    found.add(*text["covariance"], reading, "within", 0.0, FACTOR, " decades")
-    reading = kit.decades(flat, near, "largest")
-    found.add(*text["diagonal"], reading, "below", -FACTOR, unit=" decades")
+    yield claim("outliers", kit.mean_of(apart))
+    yield claim("negative", kit.over_seeds(full, "negative"))
+    yield claim("rest", kit.over_seeds(full, "negative rest"))
+    yield claim("covariance", kit.decades(noise, full, "largest"), margin=FACTOR)
+    yield claim("diagonal", kit.decades(flat, near, "largest"), bound=-FACTOR)
     reading = kit.paired_difference(flat.paired("beyond"), flat.paired("eigenvalues beyond"))
-    found.add(*text["spurious"], reading)
+    yield claim("spurious", reading)
     others, ends = {row["seed"]: row for row in second}, []
     for row in full:
         other = others[row["seed"]]
         gaps = (abs(row[key] - other[key]) for key in ("largest", "smallest"))
         ends.append(max(gaps) / row["largest"])
-    found.add(*text["extremes"], kit.mean_of(ends), "below", SAME)
-    found.add(*text["mass"], kit.gap(full, second, "at zero"), "within", 0.0, SAME_MASS)
-    return found
+    yield claim("extremes", kit.mean_of(ends))
+    yield claim("mass", kit.gap(full, second, "at zero"))
 
 
 def excess(row: Row) -> float:
@@ -94,46 +91,44 @@ def excess(row: Row) -> float:
     return float(math.log10(max(changes[0], 1e-12) / max(changes[1], 1e-12)))
 
 
-def _line_claims(rows: Rows) -> Claims:
-    text = kit.claim_texts("""
+def _line_claims(rows: Rows) -> Iterator[Claim]:
+    claim = kit.ClaimTexts("""
         sharp: along the sharpest direction training and test loss change alike (within a factor 2)
-          | Table 4.3 | similar
+          | Table 4.3 | similar | within | decades
         flat: along a flat direction training and test loss change less alike (distance of the ratio
-          from 1) | Table 4.3 | not necessarily flat
+          from 1) | Table 4.3 | not necessarily flat | above | decades
     """)
     lines = rows.where(kind="line")
     sharp, flat = (
         {row["seed"]: excess(row) for row in lines.where(direction=name)}
         for name in ("largest", "flattest")
     )
-    found, alike = Claims(unit=" decades"), kit.mean_of(list(sharp.values()))
-    found.add(*text["sharp"], alike, "within", 0.0, FACTOR)
+    yield claim("sharp", kit.mean_of(list(sharp.values())), margin=FACTOR)
     distances = [{seed: abs(value) for seed, value in part.items()} for part in (flat, sharp)]
-    found.add(*text["flat"], kit.paired_difference(*distances))
-    return found
+    yield claim("flat", kit.paired_difference(*distances))
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """The spectra, the diagonal, and the lines."""
     shown = "largest", "smallest", "negative", "negative rest", "at zero"
     of = {words: _spectra(rows, name) for name, words in NAMES.items()}
-    lines = tuple((words, *kit.means(part, *shown)) for words, part in of.items())
-    header = kit.split_header(
+    lines = [(words, *kit.means(part, *shown)) for words, part in of.items()]
+    header = (
         "matrix | largest | smallest | mass below 0 | without its heaviest Ritz value | mass at 0"
     )
     first = rows.where(kind="spectrum")[0]
-    yield Table(f"{first['network']}, {first['parameters']:,} parameters", header, lines)
+    yield kit.table(f"{first['network']}, {first['parameters']:,} parameters", header, lines)
     flat = rows.where(kind="diagonal")
-    header = ("largest element", "edge of the bulk", "eigenvalues beyond", "elements beyond")
-    diagonal = tuple(kit.means(flat, "largest", "edge", "eigenvalues beyond", "beyond"))
-    yield Table("The diagonal of the Gauss–Newton matrix", header, (diagonal,))
-    changes = kit.TableLines()
+    header = "largest element | edge of the bulk | eigenvalues beyond | elements beyond"
+    diagonal = kit.means(flat, "largest", "edge", "eigenvalues beyond", "beyond")
+    yield kit.table("The diagonal of the Gauss–Newton matrix", header, [diagonal])
+    changes = []
     for name, words in DIRECTIONS.items():
         part = rows.where(kind="line", direction=name)
         ratio = kit.mean_of([excess(row) for row in part])
-        changes.add(words, str(kit.over_seeds(part, "value")), str(ratio))
-    header = ("direction of", "Ritz value", "log₁₀ test over training")
-    yield Table("Mean change of the loss within 1 of the solution", header, tuple(changes))
+        changes.append((words, kit.over_seeds(part, "value"), ratio))
+    header = "direction of | Ritz value | log₁₀ test over training"
+    yield kit.table("Mean change of the loss within 1 of the solution", header, changes)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

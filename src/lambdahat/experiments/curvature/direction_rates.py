@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lambdahat.estimators import eigenpairs
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Series, Table, short, training
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Series, Table, short, training
 from lambdahat.operators.curvature import hessian
 from lambdahat.optim.adaptive import Padam
 from lambdahat.optim.kfac import KFAC
@@ -78,50 +78,48 @@ def run(cell: Cell, device: str) -> list[Row]:
     return rows
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """SGD has one rate; damping and smaller powers approach it; Lanczos follows the formula."""
     what, ratio = kit.subject(rows), "the rate of flat over sharp directions"
-    text = kit.claim_texts(f"""
-        SGD: {what}: SGD: the rate along flat and sharp directions is one | §6.3.1 | 1
+    claim = kit.ClaimTexts(f"""
+        SGD: {what}: SGD: the rate along flat and sharp directions is one
+          | §6.3.1 | 1 | within 0.01 of 1
         Lanczos: {what}: Lanczos: {ratio} is 1 + λ₁/δ (log₁₀ of measured over told, at worst)
-          | §6.3.1 | 1 + (λ₁ − λ_P)/δ
-        Adam: {what}: Adam, δ = 10⁻⁸: flat directions move faster than sharp ones | §6.3.1 | larger
+          | §6.3.1 | 1 + (λ₁ − λ_P)/δ | below {CLOSE:g} | decades
+        Adam: {what}: Adam, δ = 10⁻⁸: flat directions move faster than sharp ones
+          | §6.3.1 | larger | above | decades
+        damping: {what}: {{name}}: damping lowers {ratio} (δ = {{low:g}} to {{high:g}})
+          | §6.3.1, Eq. 6.1 | it controls it | above | decades
         Padam: {what}: Padam: p = 1/8 has a lower rate of flat over sharp directions than p = 1/2
-          | §6.6 | increases sharp movement
+          | §6.6 | increases sharp movement | above | decades
     """)
-    found = Claims(unit=" decades")
-    reading = kit.mean_of(rows.where(optimizer="SGD").values("ratio"))
-    found.add(*text["SGD"], reading, "within", 1.0, 0.01, unit="")
+    yield claim("SGD", kit.mean_of(rows.where(optimizer="SGD").values("ratio")))
     lanczos = rows.where(optimizer="Lanczos")
     ratios = [row["ratio"] / (1 + row["largest"] / row["setting"]) for row in lanczos]
     worst = kit.Reading(max(abs(math.log10(value)) for value in ratios), 0.0)
-    found.add(*text["Lanczos"], worst, "below", CLOSE)
+    yield claim("Lanczos", worst)
     half, eighth = (rows.where(optimizer="Padam", setting=POWERS[place]) for place in (0, 2))
-    found.add(*text["Adam"], kit.mean_of(list(kit.logs(half, "ratio").values())))
+    yield claim("Adam", kit.mean_of(list(kit.logs(half, "ratio").values())))
     for name, dampings in (("Adam", DAMPINGS), ("KFAC", SECOND_ORDER), ("Lanczos", SECOND_ORDER)):
         low, high = dampings[0], dampings[-1]
         weak, strong = (rows.where(optimizer=name, setting=value) for value in (low, high))
-        sentence = f"{what}: {name}: damping lowers {ratio} (δ = {low:g} to {high:g})"
         reading = kit.decades(weak, strong, "ratio")
-        found.add(sentence, "§6.3.1, Eq. 6.1", "it controls it", reading)
-    found.add(*text["Padam"], kit.decades(half, eighth, "ratio"))
-    return found
+        yield claim("damping", reading, name=name, low=low, high=high)
+    yield claim("Padam", kit.decades(half, eighth, "ratio"))
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Every optimiser and setting."""
-    lines = kit.TableLines()
+    lines = []
     for name, chosen in rows.groups("optimizer"):
         for setting, part in chosen.groups("setting"):
             sharp = kit.mean_of([row["sharp"][0] for row in part])
             knob = f"{part[0]['knob']} = {setting:g}" if part[0]["knob"] else ""
             flat, *rest = kit.means(part, "flat", "ratio", "nonlinearity")
-            lines.add(name, knob, flat, str(sharp), *rest)
-    header = kit.split_header(
-        "optimiser | setting | rate, flat | rate, sharpest | ratio | departure from one matrix"
-    )
+            lines.append((name, knob, flat, str(sharp), *rest))
+    header = "optimiser | setting | rate, flat | rate, sharpest | ratio | departure from one matrix"
     title = f"{rows[0]['network']} trained by Adam, {rows[0]['data']}; α = {RATE:g}"
-    yield Table(title, header, tuple(lines))
+    yield kit.table(title, header, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import Cell, Chart, Claims, Reading, Row, Rows, Series, Table, short
+from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Series, Table, short
 from lambdahat.randommatrix import Semicircle
 from lambdahat.results import Array
 
@@ -59,36 +59,35 @@ def _noise(kind: str, size: int, rng: np.random.Generator) -> Array:
     return np.asarray(half * np.sqrt(np.outer(rows, rows)))
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """The distance vanishes where the conditions are met; n counts matrices, or seeds."""
-    largest, found = max(rows.values("size")), Claims()
+    largest = max(rows.values("size"))
+    claim = kit.ClaimTexts(f"""
+        falls: {{kind}}: the distance from the semicircle falls with P (exponent)
+          | Theorem 13 | to 0 | below
+        near: {{kind}}: at P = {largest} it is below {NEAR:g} | Theorem 13 | 0 | below {NEAR:g}
+        end: {{kind}}: the spectrum ends at 2σ_ε, within {EDGE:.0%} at P = {largest}
+          | Theorem 13 | 2 | within {2 * EDGE:g} of 2
+        apart: {{kind}}: {{reason}}, and at P = {largest} the distance is above {APART:g}
+          | here | not covered by Theorem 13 | above {APART:g} | | ours
+        samples: samples: many more of them than P bring the semicircle nearer
+          | here | not covered by Theorem 13 | below | decades | ours
+    """)
     for kind in MET:
         part, end = rows.where(noise=kind), rows.where(noise=kind, size=largest)
-        text = kit.claim_texts(f"""
-            falls: {kind}: the distance from the semicircle falls with P (exponent)
-              | Theorem 13 | to 0
-            near: {kind}: at P = {largest} it is below {NEAR:g} | Theorem 13 | 0
-            end: {kind}: the spectrum ends at 2σ_ε, within {EDGE:.0%} at P = {largest}
-              | Theorem 13 | 2
-        """)
-        found.add(*text["falls"], kit.by_seed(part, _exponent), "below")
-        found.add(*text["near"], kit.over_seeds(end, "distance"), "below", NEAR)
-        found.add(*text["end"], kit.over_seeds(end, "largest"), "within", 2.0, 2 * EDGE)
-    source, printed = "here", "not covered by Theorem 13"
+        yield claim("falls", kit.by_seed(part, _exponent), kind=kind)
+        yield claim("near", kit.over_seeds(end, "distance"), kind=kind)
+        yield claim("end", kit.over_seeds(end, "largest"), kind=kind)
     why = {UNEVEN: "condition (ii) is broken", WIDE: "elements depend on each other"}
     for kind, reason in why.items():
-        sentence = f"{kind}: {reason}, and at P = {largest} the distance is above {APART:g}"
         reading = kit.over_seeds(rows.where(noise=kind, size=largest), "distance")
-        found.add(sentence, source, printed, reading, "above", APART, own=True)
+        yield claim("apart", reading, kind=kind, reason=reason)
     near, wide = (
         kit.mean_of(list(kit.logs(rows.where(noise=kind, size=largest), "distance").values()))
         for kind in (NARROW, WIDE)
     )
     error, dof = math.hypot(near.stderr, wide.stderr), near.dof + wide.dof
-    gap = Reading(near.value - wide.value, error, dof, near.count)
-    sentence = "samples: many more of them than P bring the semicircle nearer"
-    found.add(sentence, source, printed, gap, "below", unit=" decades", own=True)
-    return found
+    yield claim("samples", Reading(near.value - wide.value, error, dof, near.count))
 
 
 def _exponent(rows: Rows) -> float:
@@ -104,7 +103,7 @@ def tables(rows: Rows) -> Iterator[Table]:
         parts = (part.where(size=size) for size in sizes)
         lines.append((kind, *(str(kit.over_seeds(each, "distance")) for each in parts)))
     title = "Greatest distance from the semicircle's distribution"
-    yield Table(title, ("noise", *(f"P = {n}" for n in sizes)), tuple(lines))
+    yield kit.table(title, ("noise", *(f"P = {n}" for n in sizes)), tuple(lines))
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

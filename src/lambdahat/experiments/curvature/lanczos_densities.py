@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from scipy.stats import wasserstein_distance
@@ -11,7 +12,7 @@ from scipy.stats import wasserstein_distance
 from lambdahat.experiments import kit
 from lambdahat.experiments.curvature import lanczos_theorems as matrices
 from lambdahat.experiments.curvature.lanczos_theorems import KNOWN, LAWS, WIGNER
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Series, Table, short
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Series, Table, short
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.results import Array
@@ -100,26 +101,48 @@ def _distances(exact: Array, nodes: Array, weights: Array) -> Row:
     }
 
 
-def claims(rows: Rows) -> Claims:
+CLAIMS = kit.ClaimTexts(f"""
+    support: {{name}}: {DEPTH} Lanczos steps capture the support (error of its ends, below
+      {SUPPORT:g} widths) | {{source}} | impressively | below {SUPPORT:g}
+    misses: {{name}}: the diagonal misses the support (error of its ends, above {SUPPORT:g} widths)
+      | §4.5.1 | fails | above {SUPPORT:g}
+    farther: {{name}}: the diagonal is farther from the spectrum than Lanczos (ratio of distances)
+      | §4.5.1 | nearly indistinguishable by Lanczos | above | decades
+    larger: {{name}}: one random vector shows more of the larger matrix (distance at P = {{small:,}}
+      over {{large:,}}) | Figures 4.3, 4.5 | smoother | above | decades
+    half: T = P/2: half of the eigenvalues are at 0, by the weight of the Ritz value there
+      | Figure 4.4 | faithfully captured | within 0.02 of 0.5
+    second: Wigner: the mean squared eigenvalue is P times that of the diagonal (their ratio over P)
+      | Eq. 4.18 | 1 | within 0.1 of 1
+    variance: T = 2P: diagonal elements have the variance 2/T (T/2 times it)
+      | §4.5.1 | 1 | within 0.1 of 1
+    mass: known spectrum, m = 5: the mass at 0 is learnt, within 0.05
+      | Figure 4.6b | half | within 0.05 of 0.5
+    ends: known spectrum, m = 5: largest and smallest eigenvalue are learnt (error below {SUPPORT:g}
+      widths) | Figure 4.6b | learnt | below {SUPPORT:g}
+    missed: known spectrum, m = 5: some outliers are missed (share) | Figure 4.6b | some
+    more: known spectrum: m = {DEPTH} finds more of the outliers than m = 5 (share)
+      | Figure 4.6d | accurately
+    nearer: known spectrum: m = {DEPTH} is nearer the spectrum than m = 5
+      | Figure 4.6d | accurately | above | decades
+    zero: known spectrum: the diagonal has nothing near 0 (its smallest element)
+      | Figure 4.6c | 3.3 | above 1
+    none: known spectrum: the diagonal has no outliers (its largest element)
+      | Figure 4.6c | 5.3 | below {EDGE:g}
+""")
+
+
+def claims(rows: Rows) -> Iterator[Claim]:
     """Support and shape by Lanczos, not by the diagonal; then what is said of each matrix."""
-    found = Claims()
     for name, part in rows.groups("matrix"):
+        claim = partial(CLAIMS, name=name, source=SOURCES[name])
         part = part.where(size=max(part.values("size")))
         seen, flat = part.where(depth=DEPTH), part.where(method="diagonal")
-        text = kit.claim_texts(f"""
-            support: {name}: {DEPTH} Lanczos steps capture the support (error of its ends, below
-              {SUPPORT:g} widths) | {SOURCES[name]} | impressively
-            misses: {name}: the diagonal misses the support (error of its ends, above {SUPPORT:g}
-              widths) | §4.5.1 | fails
-            farther: {name}: the diagonal is farther from the spectrum than Lanczos (ratio of
-              distances) | §4.5.1 | nearly indistinguishable by Lanczos
-        """)
-        found.add(*text["support"], kit.over_seeds(seen, "support"), "below", SUPPORT)
-        found.add(*text["misses"], kit.over_seeds(flat, "support"), bound=SUPPORT)
-        found.add(*text["farther"], kit.decades(flat, seen, "distance"), unit=" decades")
-    _add_laws(found, rows)
-    _add_known(found, rows.where(matrix=KNOWN))
-    return found
+        yield claim("support", kit.over_seeds(seen, "support"))
+        yield claim("misses", kit.over_seeds(flat, "support"))
+        yield claim("farther", kit.decades(flat, seen, "distance"))
+    yield from _law_claims(rows)
+    yield from _known_claims(rows.where(matrix=KNOWN))
 
 
 def _largest(rows: Rows, name: str) -> Rows:
@@ -127,72 +150,49 @@ def _largest(rows: Rows, name: str) -> Rows:
     return part.where(size=max(part.values("size")))
 
 
-def _add_laws(found: Claims, rows: Rows) -> None:
-    text = kit.claim_texts("""
-        half: T = P/2: half of the eigenvalues are at 0, by the weight of the Ritz value there
-          | Figure 4.4 | faithfully captured
-        second: Wigner: the mean squared eigenvalue is P times that of the diagonal (their ratio
-          over P) | Eq. 4.18 | 1
-        variance: T = 2P: diagonal elements have the variance 2/T (T/2 times it) | §4.5.1 | 1
-    """)
+def _law_claims(rows: Rows) -> Iterator[Claim]:
     for name in (WIGNER, WIDE):
         part = rows.where(matrix=name, depth=DEPTH)
         small, large = min(part.values("size")), max(part.values("size"))
-        words = f"(distance at P = {small:,} over {large:,})"
-        sentence = f"{name}: one random vector shows more of the larger matrix {words}"
         reading = kit.decades(part.where(size=small), part.where(size=large), "distance")
-        found.add(sentence, "Figures 4.3, 4.5", "smoother", reading, unit=" decades")
+        yield CLAIMS("larger", reading, name=name, small=small, large=large)
     half = _largest(rows, HALF).where(depth=DEPTH)
-    found.add(*text["half"], kit.over_seeds(half, "at zero"), "within", 0.5, 0.02)
+    yield CLAIMS("half", kit.over_seeds(half, "at zero"))
     second = kit.over_seeds(_largest(rows, WIGNER).where(method="diagonal"), "second ratio")
-    found.add(*text["second"], second, "within", 1.0, 0.1)
+    yield CLAIMS("second", second)
     chi = _largest(rows, WIDE).where(method="diagonal")
     scaled = kit.mean_of([value * chi[0]["size"] for value in chi.values("variance")])  # T/2 = P
-    found.add(*text["variance"], scaled, "within", 1.0, 0.1)
+    yield CLAIMS("variance", scaled)
 
 
-def _add_known(found: Claims, rows: Rows) -> None:
-    text = kit.claim_texts(f"""
-        mass: known spectrum, m = 5: the mass at 0 is learnt, within 0.05 | Figure 4.6b | half
-        ends: known spectrum, m = 5: largest and smallest eigenvalue are learnt (error below
-          {SUPPORT:g} widths) | Figure 4.6b | learnt
-        missed: known spectrum, m = 5: some outliers are missed (share) | Figure 4.6b | some
-        more: known spectrum: m = {DEPTH} finds more of the outliers than m = 5 (share)
-          | Figure 4.6d | accurately
-        nearer: known spectrum: m = {DEPTH} is nearer the spectrum than m = 5
-          | Figure 4.6d | accurately
-        zero: known spectrum: the diagonal has nothing near 0 (its smallest element)
-          | Figure 4.6c | 3.3
-        none: known spectrum: the diagonal has no outliers (its largest element)
-          | Figure 4.6c | 5.3
-    """)
+def _known_claims(rows: Rows) -> Iterator[Claim]:
     few, many, flat = rows.where(depth=5), rows.where(depth=DEPTH), rows.where(method="diagonal")
-    found.add(*text["mass"], kit.over_seeds(few, "at zero"), "within", 0.5, 0.05)
-    found.add(*text["ends"], kit.over_seeds(few, "support"), "below", SUPPORT)
+    yield CLAIMS("mass", kit.over_seeds(few, "at zero"))
+    yield CLAIMS("ends", kit.over_seeds(few, "support"))
     both = (few, many)
     shares, more = (
         {row["seed"]: row["found"] / max(row["outliers"], 1) for row in part} for part in both
     )
-    found.add(*text["missed"], kit.mean_of([1 - share for share in shares.values()]))
-    found.add(*text["more"], kit.paired_difference(more, shares))
-    found.add(*text["nearer"], kit.decades(few, many, "distance"), unit=" decades")
-    found.add(*text["zero"], kit.over_seeds(flat, "smallest"), bound=1.0)
-    found.add(*text["none"], kit.over_seeds(flat, "largest"), "below", EDGE)
+    yield CLAIMS("missed", kit.mean_of([1 - share for share in shares.values()]))
+    yield CLAIMS("more", kit.paired_difference(more, shares))
+    yield CLAIMS("nearer", kit.decades(few, many, "distance"))
+    yield CLAIMS("zero", kit.over_seeds(flat, "smallest"))
+    yield CLAIMS("none", kit.over_seeds(flat, "largest"))
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Distances for every matrix, size and method."""
-    lines = kit.TableLines()
+    lines = []
     for (name, size), part in rows.groups("matrix", "size"):
         for depth in (*DEPTHS.get(name, (DEPTH,)), 0):
             label = f"Lanczos, m = {depth}" if depth else "diagonal"
             readings = kit.means(part.where(depth=depth), "distance", "support", "at zero")
-            lines.add(name, f"{size:,}", label, *readings)
-    header = kit.split_header(
+            lines.append((name, f"{size:,}", label, *readings))
+    header = (
         "matrix | P | spectrum by | distance to the eigenvalues | error of the ends | "
         "mass nearest 0"
     )
-    yield Table("In widths of the spectrum; distance: Wasserstein's", header, tuple(lines))
+    yield kit.table("In widths of the spectrum; distance: Wasserstein's", header, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from lambdahat._core.rng import generator
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import Cell, Chart, Claims, Reading, Row, Rows, Series, Table
+from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Series, Table
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.randommatrix import convergence_terms, lanczos_bound, power_bound
@@ -190,52 +191,56 @@ def _top(cell: Cell, device: str) -> list[Row]:
 PARTS = {"table": _table, "convergence": _convergence, "shift": _shift, "top": _top}
 
 
-def claims(rows: Rows) -> Claims:
+CLAIMS = kit.ClaimTexts(f"""
+    L: the terms L of Theorem 4 are those printed (at worst)
+      | Theorem 4, Table 4.5 | 12 numbers | below {DIGITS:g} | decades
+    R of Theorem 5: the terms R of Theorem 5 are those printed (at worst)
+      | Theorem 5, Table 4.5 | 12 numbers | below {DIGITS:g} | decades
+    R: the terms R with the exponent 2(m − 1) for Theorem 5's 2m − 1 are those printed (at worst)
+      | Table 4.5 | 12 numbers | below {DIGITS:g} | decades | ours
+    below: the bound of Lanczos is always below that of power iteration (least log₁₀ R/L)
+      | Table 4.5 | always
+    growth: the edge of the Lanczos bound grows with m (least growth of log₁₀ R/L)
+      | Table 4.5 | it grows
+    loss: a smaller gap reduces the edge of the Lanczos bound (least loss of log₁₀ R/L)
+      | Table 4.5 | it is reduced
+    closer: λ₁/λ₂ = {{ratio:g}}: after m = {max(DEPTHS)} products Lanczos is closer to λ₁ than power
+      iteration | §4.4.1 | far superior | above | decades
+    bounded: the error of {{name}} is within its bound (largest log₁₀ of error over bound)
+      | {{theorem}} | a bound | below 1e-6
+    gap: H → −H + μI turns the Ritz values θ into μ − θ, and so learns nothing new (at worst)
+      | Theorem 7 | exactly | below {NEW:g}
+    weight gap: H → −H + μI leaves the weights of the Ritz values, and so learns nothing new (at
+      worst) | Theorem 7 | exactly | below {NEW:g}
+    smallest: the smallest Ritz value is near the smallest eigenvalue λ_P, in widths of the spectrum
+      | §4.4.4, Figure 4.3c | captured | below 0.05
+    trace: where Σ_{{{{i≤m}}}} λ_i < Σ_{{{{i>m}}}} λ_i the shifted trace is negative (P − 5, and P −
+      1 near 1; m = 2) | proof of Theorem 8 | negative | below
+    not the largest: {{what}}: m = {{depth}} Ritz values are not the m largest eigenvalues: the
+      smallest lies below λ_m, in widths of the spectrum | Theorem 8 | they are not
+    not found: {{what}}: the m = {{depth}} largest eigenvalues are not all found to {FOUND:g} of the
+      width (number found) | §4.4.4 | cannot approximately match | below
+""")
+
+
+def claims(rows: Rows) -> Iterator[Claim]:
     """The printed table, what was measured beside it, and Theorems 7 and 8."""
-    found = Claims()
-    _add_table(found, rows.where(part="table"))
-    _add_measured(found, rows.where(part="convergence"))
-    for name, words in (
-        ("gap", "turns the Ritz values θ into μ − θ"),
-        ("weight gap", "leaves the weights of the Ritz values"),
-    ):
-        sentence = f"H → −H + μI {words}, and so learns nothing new (at worst)"
-        worst = Reading(max(rows.where(part="shift").values(name)), 0.0)
-        found.add(sentence, "Theorem 7", "exactly", worst, "below", NEW)
+    yield from _table_claims(rows.where(part="table"))
+    yield from _measured_claims(rows.where(part="convergence"))
+    for name in ("gap", "weight gap"):
+        yield CLAIMS(name, Reading(max(rows.where(part="shift").values(name)), 0.0))
     known, doubtful = (rows.where(part="top", spectrum=name) for name in SPECTRA)
-    text = kit.claim_texts("""
-        smallest: the smallest Ritz value is near the smallest eigenvalue λ_P, in widths of the
-          spectrum | §4.4.4, Figure 4.3c | captured
-        trace: where Σ_{i≤m} λ_i < Σ_{i>m} λ_i the shifted trace is negative (P − 5, and P − 1 near
-          1; m = 2) | proof of Theorem 8 | negative
-    """)
-    _add_top(found, known, "spectrum like a network's")
-    found.add(*text["smallest"], kit.over_seeds(known, "low end"), "below", 0.05)
-    found.add(*text["trace"], kit.over_seeds(doubtful, "shifted trace"), "below")
-    _add_top(found, doubtful, "one large eigenvalue")
-    return found
+    yield from _top_claims(known, "spectrum like a network's")
+    yield CLAIMS("smallest", kit.over_seeds(known, "low end"))
+    yield CLAIMS("trace", kit.over_seeds(doubtful, "shifted trace"))
+    yield from _top_claims(doubtful, "one large eigenvalue")
 
 
-def _add_table(found: Claims, rows: Rows) -> None:
-    text = kit.claim_texts("""
-        L: the terms L of Theorem 4 are those printed (at worst)
-          | Theorem 4, Table 4.5 | 12 numbers
-        R of Theorem 5: the terms R of Theorem 5 are those printed (at worst)
-          | Theorem 5, Table 4.5 | 12 numbers
-        R: the terms R with the exponent 2(m − 1) for Theorem 5's 2m − 1 are those printed (at
-          worst) | Table 4.5 | 12 numbers
-        below: the bound of Lanczos is always below that of power iteration (least log₁₀ R/L)
-          | Table 4.5 | always
-        growth: the edge of the Lanczos bound grows with m (least growth of log₁₀ R/L)
-          | Table 4.5 | it grows
-        loss: a smaller gap reduces the edge of the Lanczos bound (least loss of log₁₀ R/L)
-          | Table 4.5 | it is reduced
-    """)
+def _table_claims(rows: Rows) -> Iterator[Claim]:
     for name in ("L", "R of Theorem 5", "R"):
         # distances of our terms to the printed ones
         misses = [abs(math.log10(row[name] / row[f"{name[0]} printed"])) for row in rows]
-        test = "below", DIGITS
-        found.add(*text[name], Reading(max(misses), 0.0), *test, unit=" decades", own=name == "R")
+        yield CLAIMS(name, Reading(max(misses), 0.0))
     edges = {(row["ratio"], row["depth"]): math.log10(row["R"] / row["L"]) for row in rows}
     ratios, depths = list(pairwise(sorted(PRINTED, reverse=True))), list(pairwise(DEPTHS))
     growth = (edges[ratio, more] - edges[ratio, few] for ratio in PRINTED for few, more in depths)
@@ -243,63 +248,54 @@ def _add_table(found: Claims, rows: Rows) -> None:
         edges[wide, depth] - edges[narrow, depth] for depth in DEPTHS for wide, narrow in ratios
     )
     for key, values in (("below", edges.values()), ("growth", growth), ("loss", loss)):
-        found.add(*text[key], Reading(min(values), 0.0))
+        yield CLAIMS(key, Reading(min(values), 0.0))
 
 
-def _add_measured(found: Claims, rows: Rows) -> None:
+def _measured_claims(rows: Rows) -> Iterator[Claim]:
     for ratio in PRINTED:
         part = rows.where(ratio=ratio, depth=max(DEPTHS))
-        words = f"after m = {max(DEPTHS)} products Lanczos is closer to λ₁ than power iteration"
-        sentence = f"λ₁/λ₂ = {ratio:g}: {words}"
         power, krylov = (part.where(method=name) for name in ("power", "Lanczos"))
-        reading = kit.decades(power, krylov, "error")
-        found.add(sentence, "§4.4.1", "far superior", reading, unit=" decades")
+        yield CLAIMS("closer", kit.decades(power, krylov, "error"), ratio=ratio)
     for name, theorem in (("Lanczos", "Theorem 4"), ("power", "Theorem 5")):
         part = rows.where(method=name)
         over = max(math.log10(row["error"] / max(row["bound"], ROUNDING)) for row in part)
-        sentence = f"the error of {name} is within its bound (largest log₁₀ of error over bound)"
-        found.add(sentence, theorem, "a bound", Reading(over, 0.0), "below", 1e-6)
+        yield CLAIMS("bounded", Reading(over, 0.0), name=name, theorem=theorem)
 
 
-def _add_top(found: Claims, rows: Rows, what: str) -> None:
+def _top_claims(rows: Rows, what: str) -> Iterator[Claim]:
     """Theorem 8: exactly, and to the share of the width at which an eigenvalue counts as found."""
     depth = rows[0]["m"]
     unmet = "" if all(rows.values("condition")) else "Σ_{i≤m} λ_i is not below Σ_{i>m} λ_i"
-    text = kit.claim_texts(f"""
-        below: {what}: m = {depth} Ritz values are not the m largest eigenvalues: the smallest lies
-          below λ_m, in widths of the spectrum | Theorem 8 | they are not
-        found: {what}: the m = {depth} largest eigenvalues are not all found to {FOUND:g} of the
-          width (number found) | §4.4.4 | cannot approximately match
-    """)
-    found.add(*text["below"], kit.over_seeds(rows, "below"), unmet=unmet)
-    found.add(*text["found"], kit.over_seeds(rows, "found"), "below", depth - 0.5, unmet=unmet)
+    claim = partial(CLAIMS, what=what, depth=depth, unmet=unmet)
+    yield claim("not the largest", kit.over_seeds(rows, "below"))
+    yield claim("not found", kit.over_seeds(rows, "found"), bound=depth - 0.5)
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Table 4.5 with the measured errors, and the top pairs."""
-    lines = kit.TableLines()
+    lines = []
     for row in rows.where(part="table"):
         part, errors = rows.where(part="convergence", ratio=row["ratio"], depth=row["depth"]), []
         for name in ("Lanczos", "power"):
             values = torch.tensor(part.where(method=name).values("error"), dtype=torch.float64)
             errors.append(f"{float(values.median()):.1e}")
         terms = (f"{row['L' + tail]:.1e} / {row['R' + tail]:.1e}" for tail in ("", " printed"))
-        lines.add(f"{row['ratio']:g}", str(row["depth"]), *terms, " / ".join(errors))
+        lines.append((f"{row['ratio']:g}", str(row["depth"]), *terms, " / ".join(errors)))
     header = ("λ₁/λ₂", "m", "L / R", "printed", "errors measured, Lanczos / power")
     title = "Terms of the bounds, and relative errors of λ₁ (median over starts)"
-    yield Table(title, header, tuple(lines))
-    lines = kit.TableLines()
+    yield kit.table(title, header, lines)
+    lines = []
     for name in SPECTRA:
         part = rows.where(part="top", spectrum=name)
         readings = kit.means(part, "found", "below", "low end", "shifted trace")
         condition = "met" if all(part.values("condition")) else "not met"
-        lines.add(name, str(part[0]["m"]), condition, *readings)
-    columns = kit.split_header(
+        lines.append((name, str(part[0]["m"]), condition, *readings))
+    columns = (
         "spectrum | m | condition of Theorem 8 | of the top m found | λ_m − θ_m | θ_m − λ_P | "
         "shifted trace"
     )
     title = "Ritz values and the largest eigenvalues, in widths of the spectrum"
-    yield Table(title, columns, tuple(lines))
+    yield kit.table(title, columns, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table
 from lambdahat.randommatrix import damping_as_shrinkage
 from lambdahat.results import Array
 
@@ -106,29 +106,24 @@ def _identity(values: Array) -> float:
     return float(max(found))
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """The identity; shrinkage against the sample, and against the best rotation-invariant one."""
-    found, worst = Claims(direction="below"), kit.Reading(max(rows.values("identity")), 0.0)
-    sentence = "damping is a rate and a linear shrinkage (relative difference, at worst)"
-    found.add(sentence, "Eq. 6.5", "0", worst, bound=EXACT)
+    claim = kit.ClaimTexts(f"""
+        identity: damping is a rate and a linear shrinkage (relative difference, at worst)
+          | Eq. 6.5 | 0 | below {EXACT:g}
+        sample: {{name}}: linear shrinkage errs less than the sample covariance
+          | §6.3.2 | it can | below | decades
+        oracle: {{name}}: no other eigenvalues err less, by more than 5 %
+          | §6.3.2, Bun et al. | the minimum error | below | decades
+        step: {{name}}: a damped Newton step is nearer the true one
+          | §6.3.2, §6.5 | more accurately descends | below | decades
+    """)
+    yield claim("identity", kit.Reading(max(rows.values("identity")), 0.0))
     for name, part in rows.groups("spectrum"):
-        text = kit.claim_texts(f"""
-            linear sample: {name}: linear shrinkage errs less than the sample covariance
-              | §6.3.2 | it can
-            linear oracle: {name}: no other eigenvalues err less, by more than 5 %
-              | §6.3.2, Bun et al. | the minimum error
-            damped step: {name}: a damped Newton step is nearer the true one
-              | §6.3.2, §6.5 | more accurately descends
-        """)
         errors = {column: kit.logs(part, column) for column in COLUMNS}
-        for key, upper, lower, bound in (
-            ("linear sample", "linear", "sample", 0.0),
-            ("linear oracle", "linear", "oracle", CLOSE),
-            ("damped step", "damped step", "step", 0.0),
-        ):
+        for lower, upper in (("sample", "linear"), ("oracle", "linear"), ("step", "damped step")):
             reading = kit.paired_difference(errors[upper], errors[lower])
-            found.add(*text[key], reading, bound=bound, unit=" decades")
-    return found
+            yield claim(lower, reading, name=name, bound=CLOSE if lower == "oracle" else 0.0)
 
 
 def tables(rows: Rows) -> Iterator[Table]:
@@ -137,7 +132,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     lines = tuple((name, f"{q:g}", *kit.means(part, *COLUMNS)) for (name, q), part in groups)
     header = ("spectrum", "P/N", *ESTIMATORS.values(), "β", "Newton step", "damped", "damping")
     title = f"Errors in Frobenius norm, P = {rows[0]['size']}; of steps relative"
-    yield Table(title, header, lines)
+    yield kit.table(title, header, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

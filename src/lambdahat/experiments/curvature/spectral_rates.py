@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table, training
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table, training
 from lambdahat.optim.averaging import SWA, Averaged
 from lambdahat.optim.schedules import averaging_decay
 from lambdahat.optim.spectral_sgd import SpectralSGD
@@ -99,51 +99,43 @@ def _rows(history: Run, epochs: int, guess: float) -> list[Row]:
     return rows
 
 
-def claims(rows: Rows) -> Claims:
+def claims(rows: Rows) -> Iterator[Claim]:
     """The Nesterov variant beside the baseline, the other behind it, and its falling rate."""
     what, theirs = kit.subject(rows), "(PreResNet-110, CIFAR-100)"
-    text = kit.claim_texts(f"""
+    claim = kit.ClaimTexts(f"""
         well: {what}: SSGDMN performs well against SWA (error of the average, within {WELL:g}
-          points) | Figure 4.2a | performs well {theirs}
-        SSGDMN: {what}: SSGDM does not perform as well as SSGDMN (error of the average)
-          | §4.3.2 | not as well {theirs}
-        SWA: {what}: SSGDM does not perform as well as SWA (error of the average)
-          | §4.3.2 | not as well {theirs}
+          points) | Figure 4.2a | performs well {theirs} | within {WELL:g} of 0 | points
+        worse: {what}: SSGDM does not perform as well as {{other}} (error of the average)
+          | §4.3.2 | not as well {theirs} | above | points
         rate: {what}: SSGDM learns to lower the rate (decades over the training)
-          | §4.3.2 | drops at regular intervals {theirs}
+          | §4.3.2 | drops at regular intervals {theirs} | below | decades
     """)
     last = {name: rows.where(method=name, last=True) for name in METHODS}
-    found = Claims(unit=" points")
-    reading = kit.gap(last["SSGDMN"], last["SWA"], "average error")
-    found.add(*text["well"], reading, "within", 0.0, WELL)
+    yield claim("well", kit.gap(last["SSGDMN"], last["SWA"], "average error"))
     for other in ("SSGDMN", "SWA"):
-        found.add(*text[other], kit.gap(last["SSGDM"], last[other], "average error"))
-    slopes = kit.mean_of(_slopes(rows.where(method="SSGDM")))
-    found.add(*text["rate"], slopes, "below", unit=" decades")
-    return found
+        reading = kit.gap(last["SSGDM"], last[other], "average error")
+        yield claim("worse", reading, other=other)
+    yield claim("rate", kit.by_seed(rows.where(method="SSGDM"), _slope))
 
 
-def _slopes(rows: Rows) -> list[float]:
-    """log₁₀ of the rate against the share of the training, seed by seed."""
-    found = []
-    for _, each in rows.groups("seed"):
-        part = [row for row in each if row.get("rate")]
-        epochs = [row["epoch"] / row["epochs"] for row in part]
-        found.append(kit.slope(epochs, [math.log10(row["rate"]) for row in part]).value)
-    return found
+def _slope(rows: Rows) -> float:
+    """log₁₀ of the rate against the share of the training."""
+    part = [row for row in rows if row.get("rate")]
+    epochs = [row["epoch"] / row["epochs"] for row in part]
+    return kit.slope(epochs, [math.log10(row["rate"]) for row in part]).value
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """The last errors, and the first and last rate and momentum."""
-    lines = kit.TableLines()
+    lines = []
     for name, words in METHODS.items():
         part = rows.where(method=name)
         last, names = part.where(last=True), ("rate", "momentum")
         ends = zip(kit.means(part.where(epoch=1), *names), kit.means(last, *names), strict=True)
         spans = (f"{before} → {after}" for before, after in ends)
-        lines.add(words, *kit.means(last, "error", "average error"), *spans)
+        lines.append((words, *kit.means(last, "error", "average error"), *spans))
     header = ("method", "error of the iterate, %", "error of the average, %", "rate", "momentum")
-    yield Table(f"{rows[0]['network']}, {rows[0]['data']}", header, tuple(lines))
+    yield kit.table(f"{rows[0]['network']}, {rows[0]['data']}", header, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

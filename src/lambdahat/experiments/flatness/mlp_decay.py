@@ -127,7 +127,7 @@ def tables(rows: Rows) -> Iterator[Table]:
             lines.append(tuple(line))
         header = ("weight decay", *(f"{decay:g} [paper]" for decay in DECAYS))
         count = last.distinct("parameters")[0]
-        yield Table(f"{name}, {count:,} parameters", header, tuple(lines))
+        yield kit.table(f"{name}, {count:,} parameters", header, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

@@ -16,7 +16,7 @@ from torch import nn
 
 from lambdahat.estimators import rank_bound, spectrum
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import Cell, Chart, Claim, Claims, Row, Rows, Table, short, training
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table, short, training
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem
@@ -162,51 +162,53 @@ def claims(rows: Rows) -> Iterator[Claim]:
             yield from _end_claims(what, end, tail)
 
 
-def _exact_claims(name: str, rows: Rows) -> Claims:
+def _exact_claims(name: str, rows: Rows) -> Iterator[Claim]:
     """The Hessian's rank over the bound, at the start and the end; its zeros by Ritz values."""
-    found = Claims(general=True)
+    text = f"""
+        rank: {name}: the Hessian's rank is at most the bound {{when}} (largest rank/bound)
+          | §3.2; spectral thesis §5.9.4 | at most 1 | below 1
+        zeros: {name}: the Ritz values at the origin hold the share of zeros of the {{matrix}}
+          (difference) | Appendix D | 0 | within {PROXY_MARGIN:g} of 0
+    """
+    claim = kit.ClaimTexts(text, general=True)
     for when, place in (("at the start", {"epoch": 0}), ("after training", {"last": True})):
         # a bound falls with one rank above it
         part = rows.where(curvature="hessian", **place)
         worst = kit.Reading(max(row["rank"] / row["bound"] for row in part), 0.0)
-        sentence = f"{name}: the Hessian's rank is at most the bound {when} (largest rank/bound)"
-        found.add(sentence, "§3.2; spectral thesis §5.9.4", "at most 1", worst, "below", 1.0)
+        yield claim("rank", worst, when=when)
     for curvature, words in WORDS.items():
         end = rows.where(curvature=curvature, last=True)
         apart = kit.mean_of([row["degeneracy"] - row["zeros"] for row in end])
-        share = f"the share of zeros of the {words} (difference)"
-        sentence = f"{name}: the Ritz values at the origin hold {share}"
-        found.add(sentence, "Appendix D", "0", apart, "within", 0.0, PROXY_MARGIN)
-    return found
+        yield claim("zeros", apart, matrix=words)
 
 
-def _end_claims(name: str, rows: Rows, tail: str) -> Claims:
+def _end_claims(name: str, rows: Rows, tail: str) -> Iterator[Claim]:
     """Zeros beyond what the bound leaves, and how near 0 the Ritz values at the origin lie."""
     matrix, thesis = WORDS["ggn"], THESIS
-    text = kit.claim_texts(f"""
+    claim = kit.ClaimTexts(f"""
+        exceeds: {name}: the degeneracy of the {{words}} exceeds what the bound implies{tail}
+          | §3.2, Figure 1d | 0.9639 for VGG-16, largely respected
         near: {name}: the {matrix}'s Ritz value at the origin is 0 to float32 (log₁₀ of its
           share of λ₁){tail} | Figures 12b and 13; {thesis}, Figures 5.18b and 5.19
           | near the precision of the GPU (VGG-16 and PreResNet-110, CIFAR-100)
+          | below {PRECISION:g}
         hold: {name}: two Ritz values of the Hessian hold more at the origin than one of the
           {matrix}{tail} | Appendix D.1; {thesis}, Figures 5.18a and c
           | even larger (VGG-16, CIFAR-100)
         less near: {name}: the Hessian's Ritz values at the origin lie less near 0 than that of the
           {matrix}{tail} | Appendix D.1; {thesis}, Figures 5.18b and d
-          | not as close (VGG-16, CIFAR-100)
+          | not as close (VGG-16, CIFAR-100) | above | decades
     """)
-    found = Claims()
     for curvature, words in WORDS.items():
         part = rows.where(curvature=curvature)
         if part.values("bound"):
             above = kit.mean_of([row["degeneracy"] - implied_share(row) for row in part])
-            sentence = f"{name}: the degeneracy of the {words} exceeds what the bound implies{tail}"
-            found.add(sentence, "§3.2, Figure 1d", "0.9639 for VGG-16, largely respected", above)
+            yield claim("exceeds", above, words=words)
     whole, part = rows.where(curvature="hessian"), rows.where(curvature="ggn")
     near = kit.mean_of([math.log10(max(row["origin"], 1e-30)) for row in part])
-    found.add(*text["near"], near, "below", PRECISION)
-    found.add(*text["hold"], kit.gap(whole, part, "degeneracy"))
-    found.add(*text["less near"], kit.decades(whole, part, "origin"), unit=" decades")
-    return found
+    yield claim("near", near)
+    yield claim("hold", kit.gap(whole, part, "degeneracy"))
+    yield claim("less near", kit.decades(whole, part, "origin"))
 
 
 def implied_share(row: Row) -> float:
@@ -218,20 +220,20 @@ def tables(rows: Rows) -> Iterator[Table]:
     """Each network at the start and the end: degeneracy by Ritz values, exactly, by the bound."""
     header = "matrix | mode | epoch | degeneracy | one Ritz value | its ratio to λ₁ | exact"
     for name, part in rows.groups("network"):
-        lines = kit.TableLines()
+        lines = []
         for curvature, words in WORDS.items():
             for mode in part.distinct("mode"):
                 for epoch in (0, max(part.values("epoch"))):
                     chosen = part.where(curvature=curvature, mode=mode, epoch=epoch)
                     shown = kit.means(chosen, "degeneracy", "one node", "origin", "zeros")
                     shown[-1] = shown[-1] if chosen.values("zeros") else "not computed"
-                    lines.add(words, mode, str(epoch), *shown)
+                    lines.append((words, mode, str(epoch), *shown))
         count, bounds = part[0]["parameters"], part.values("bound")
         claimed = "no bound is claimed"
         if bounds:
             claimed = f"the bound {bounds[0]:,} implies {implied_share(part[0]):.4f}"
         title = f"{name}, {count:,} parameters; {claimed}"
-        yield Table(title, kit.split_header(header), tuple(lines))
+        yield kit.table(title, header, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

@@ -187,7 +187,7 @@ def tables(rows: Rows) -> Iterator[Table]:
         for name, words in (("loss", "training loss"), ("norm", "weight norm")):
             lines.append((words, *(str(kit.mean_of(part.values(name))) for part in parts.values())))
         header = ("weight decay", *(f"{decay:g} [paper]" for decay in DECAYS))
-        yield Table(f"Softmax regression, {variant}", header, tuple(lines))
+        yield kit.table(f"Softmax regression, {variant}", header, lines)
 
 
 def _one_vector(rows: Rows) -> str:

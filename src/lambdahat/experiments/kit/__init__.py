@@ -35,10 +35,8 @@ from lambdahat.experiments.kit.claims import LEAST_EFFECT as LEAST_EFFECT
 from lambdahat.experiments.kit.claims import MISSING as MISSING
 from lambdahat.experiments.kit.claims import PRECONDITION as PRECONDITION
 from lambdahat.experiments.kit.claims import Claim as Claim
-from lambdahat.experiments.kit.claims import Claims as Claims
 from lambdahat.experiments.kit.claims import Reading as Reading
 from lambdahat.experiments.kit.claims import Table as Table
-from lambdahat.experiments.kit.claims import TableLines as TableLines
 from lambdahat.experiments.kit.claims import correlation as correlation
 from lambdahat.experiments.kit.claims import jointly as jointly
 from lambdahat.experiments.kit.claims import least as least
@@ -46,7 +44,6 @@ from lambdahat.experiments.kit.claims import least_decades as least_decades
 from lambdahat.experiments.kit.claims import mean_of as mean_of
 from lambdahat.experiments.kit.claims import paired_difference as paired_difference
 from lambdahat.experiments.kit.claims import slope as slope
-from lambdahat.experiments.kit.claims import split_header as split_header
 from lambdahat.experiments.kit.claims import table as table
 from lambdahat.experiments.kit.experiment import FLATNESS as FLATNESS
 from lambdahat.experiments.kit.experiment import NGD as NGD
@@ -56,7 +53,6 @@ from lambdahat.experiments.kit.experiment import SPECTRAL as SPECTRAL
 from lambdahat.experiments.kit.experiment import ClaimTexts as ClaimTexts
 from lambdahat.experiments.kit.experiment import Experiment as Experiment
 from lambdahat.experiments.kit.experiment import Size as Size
-from lambdahat.experiments.kit.experiment import claim_texts as claim_texts
 from lambdahat.experiments.kit.experiment import saturated as saturated
 from lambdahat.experiments.kit.experiment import sentences as sentences
 from lambdahat.experiments.kit.experiment import subject as subject

@@ -179,19 +179,6 @@ def table(title: str, header: str | Iterable[str], lines: Iterable[Iterable[Any]
 DIRECTIONS = ("above", "below", "within")
 
 
-class TableLines(list[tuple[str, ...]]):
-    """The lines of a table, to which ``add`` appends one, cell by cell."""
-
-    def add(self, *cells: str) -> None:
-        """Append a line of these cells."""
-        self.append(cells)
-
-
-def split_header(names: str) -> tuple[str, ...]:
-    """The names of a table's columns, written with " | " between them."""
-    return tuple(names.split(" | "))
-
-
 @dataclass(frozen=True)
 class Claim:
     """A claim of a paper and the statistic that tests it.
@@ -272,18 +259,6 @@ class Claim:
         seeds = f" (n = {self.reading.count}{tail})" if self.reading.count > 1 else ""
         reason = f"; not testable: {self.unmet}" if self.unmet else ""
         return f"{self.reading}{self.unit}{seeds}{reason}"
-
-
-class Claims(list[Claim]):
-    """A list of claims, and settings that they share; ``add`` makes a claim and appends it."""
-
-    def __init__(self, claims: Iterable[Claim] = (), **shared: Any) -> None:
-        super().__init__(claims)
-        self.shared = shared
-
-    def add(self, sentence: str, source: str, published: str, *test: Any, **settings: Any) -> None:
-        """Append a ``Claim`` of these arguments; they override the shared settings."""
-        self.append(Claim(sentence, source, published, *test, **{**self.shared, **settings}))
 
 
 def judge(claims: Iterable[Claim], level: float = LEVEL) -> list[Verdict]:

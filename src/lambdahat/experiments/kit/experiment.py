@@ -386,48 +386,36 @@ def sentences(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def claim_texts(text: str) -> dict[str, tuple[str, str, str]]:
-    """Sentence, source and published figure of claims by a key; a line reads "key: … | … | …".
-
-    What is published may be left out; indented lines continue the one before.
-
-    >>> claim_texts("end: SWA ends above SGD | Table 7.2 | by 0.42 points")["end"]
-    ('SWA ends above SGD', 'Table 7.2', 'by 0.42 points')
-    """
-    found = {}
-    for line in sentences(text):
-        key, _, words = line.partition(": ")
-        sentence, source, published = [*words.split(" | "), ""][:3]
-        found[key] = sentence, source, published
-    return found
-
-
 class ClaimTexts:
     """The claims of an experiment as a text; calling it with a reading makes one of them.
 
     Each is "key: sentence | source | published | test | unit | ours", on lines as ``sentences``
     reads them; what is empty at the end may be left out. The test is "above", "below 1.5" or
     "within 0.2 of 1", and by default "above". Names in braces stand for values that the call gives;
-    those it gives by the name of a later field of ``Claim`` set that field.
+    those it gives by the name of a later field of ``Claim`` set that field. ``shared`` are values
+    of all claims whose text and call say nothing else.
 
     >>> texts = ClaimTexts("grows: {network}: σ² grows | Figure 5.5 | grows | above 1 | times")
     >>> texts("grows", Reading(2.0, 0.1), network="MLP", own=True).sentence
     'MLP: σ² grows'
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, **shared: Any) -> None:
         lines = (line.partition(": ") for line in sentences(text))
         self._texts = {key: re.split(r" \|(?= |$)", rest) for key, _, rest in lines}
+        self._shared = shared
 
-    def __call__(self, key: str, reading: Reading, /, **values: Any) -> Claim:
-        filled = [text.format(**values).strip() for text in self._texts[key]]
+    def __call__(self, key: str, reading: Reading, **values: Any) -> Claim:
+        """The claim with this key; ``values`` fill its text or set its fields."""
+        filled = [text.format(**{**self._shared, **values}).strip() for text in self._texts[key]]
         sentence, source, published, test, unit, ours = filled + [""] * (6 - len(filled))
-        direction, *numbers = test.replace(" of ", " ").split() or ["above"]
-        settings: dict[str, Any] = {
-            "direction": direction,
-            **dict(zip(("bound", "margin"), map(float, reversed(numbers)), strict=False)),
-            "unit": unit and f" {unit}",
-            "own": ours == "ours",
-        }
-        settings |= {name: values[name] for name in CLAIM_FIELDS & values.keys()}
+        settings = dict(self._shared)
+        if test:
+            direction, *numbers = test.replace(" of ", " ").split()
+            settings["direction"] = direction
+            settings |= zip(("bound", "margin"), map(float, reversed(numbers)), strict=False)
+        if unit:
+            settings["unit"] = f" {unit}"
+        settings |= {"own": True} if ours else {}
+        settings = {name: (settings | values)[name] for name in CLAIM_FIELDS & {*settings, *values}}
         return Claim(sentence, source, published, reading, **settings)

@@ -257,9 +257,13 @@ class Store:
         connection.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?)", [*digests.items()])
 
     def _parse(self, text: Any) -> Row:
-        """A JSON object of the store."""
+        """A JSON object of the store; numbers that JSON lacks are objects of their own."""
+
+        def number(found: Row) -> Any:
+            return float(found["number"]) if set(found) == {"number"} else found
+
         try:
-            return _record(text)
+            return dict(json.loads(text, object_hook=number))
         except (ValueError, TypeError, RecursionError) as error:
             raise Damaged(f"{self.path} is damaged: an entry is not JSON ({error})") from error
 
@@ -315,13 +319,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     return value
-
-
-def _record(text: str) -> Row:
-    def number(found: Row) -> Any:
-        return float(found["number"]) if set(found) == {"number"} else found
-
-    return dict(json.loads(text, object_hook=number))
 
 
 def _digests(connection: sqlite3.Connection, names: list[str]) -> dict[str, str]:

@@ -99,13 +99,10 @@ def _claims(points: Points) -> Iterator[tuple[str, kit.Claim]]:
         errors = [each["variance error"] / each["variance"] for each in (first, last)]
         yield claim("grows", kit.Reading(ratio, math.hypot(*errors)))
     wide = [point for point in points if point["width"] > 0]
-    widths = [[_log(width / point["width"]) for width in point["batch widths"]] for point in wide]
+    with np.errstate(divide="ignore"):
+        widths = [np.log(np.array(point["batch widths"]) / point["width"]) for point in wide]
     means = [float(np.mean(batch)) for batch in zip(*widths, strict=True)]
     yield claim("wider", kit.mean_of(means), size=first["width size"])
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else math.nan
 
 
 def has_learnt(point: TrainingPoint) -> bool:
@@ -333,17 +330,9 @@ def _point_charts(point: TrainingPoint) -> Iterator[kit.Chart]:
         ("largest", "λ'₁", "Figure 5.6", full),
         ("overlaps", "(φ̂₁ᵀφ₁)²", "Theorem 17", ()),
     ):
-        yield kit.Chart(
-            f"{where}: {label} of a batch",
-            "batch size B",
-            label,
-            _over_sizes(point, what),
-            x_log=True,
-            y_log=what == "largest",
-            source=source,
-            lines=lines,
-            caption=caption,
-        )
+        labels, series = (f"{where}: {label} of a batch", "batch size B"), _over_sizes(point, what)
+        more: dict[str, Any] = {"source": source, "lines": lines, "caption": caption}
+        yield kit.Chart(*labels, label, series, x_log=True, y_log=what == "largest", **more)
     name = f"batch of {point['width size']}"
     spectra = (
         kit.Series(name, point["batch nodes"], point["batch weights"], style="stems"),

@@ -291,9 +291,8 @@ def smoothness_reason(setup: Setup) -> str:
     return f"no run oscillates: {here:.1f} % per epoch at B = {sizes[0]}, {base:.1f} at {sizes[1]}"
 
 
-COLUMNS = kit.split_header(
-    "error | training error | training loss | validation loss | distance | before | oscillation"
-)
+COLUMNS: tuple[str, ...] = ("error", "training error", "training loss", "validation loss")
+COLUMNS += ("distance", "before", "oscillation")
 HEADER = (
     "rule | B | rate | validation error, % | training error, % | training loss | "
     "validation loss | distance | error before the rate falls, % | "

@@ -79,7 +79,12 @@ def claims_of(
             yield CLAIMS("root", frontier.slope(low=LEAST), name=name_of(frontier))
         elif own:
             yield from _slope_claims(frontier, own[0])
-            yield from (_limit_claim(frontier, rule) for rule in own)
+            limit = "2/λ₁" if frontier.optimizer == "sgd" else "the momentum-aware limit"
+            for rule in own:  # below 2/λ₁ the loss falls by Eq. 5.34, pessimistic in the thesis
+                rates = rule.rates(frontier.optimizer).tolist()
+                worst, unit = worst_ratio(frontier, dict(zip(rule.batch_sizes, rates, strict=True)))
+                values = {"name": name_of(frontier), "limit": limit, "point": rule.point}
+                yield CLAIMS("limit", worst, unit=unit, **values)
     for runs in scaling:
         yield from _scaling_claims(runs)
         for frontier in frontiers if runs.optimizer == "momentum" else ():
@@ -113,15 +118,6 @@ def _slope_claims(frontier: Frontier, rule: RateRule) -> Iterator[kit.Claim]:
 def _too_few(slope: kit.Reading, where: str) -> str:
     known = math.isfinite(slope.value)
     return "" if known else f"fewer than {FEWEST} batch sizes with a rate lie {where}"
-
-
-def _limit_claim(frontier: Frontier, rule: RateRule) -> kit.Claim:
-    """Ours: below 2/λ₁ the loss falls by Eq. 5.34, which the thesis calls pessimistic."""
-    limit = "2/λ₁" if frontier.optimizer == "sgd" else "the momentum-aware limit"
-    rates = rule.rates(frontier.optimizer).tolist()
-    worst, unit = worst_ratio(frontier, dict(zip(rule.batch_sizes, rates, strict=True)))
-    values = {"name": name_of(frontier), "limit": limit, "point": rule.point}
-    return CLAIMS("limit", worst, unit=unit, **values)
 
 
 def worst_ratio(frontier: Frontier, expected: Mapping[int, float]) -> tuple[kit.Reading, str]:
@@ -332,11 +328,7 @@ def scaling_charts(scaling: Sequence[ScalingRuns]) -> Iterator[kit.Chart]:
         name = f"{runs.network}, {runs.optimizer}"
         title = f"{name}: {runs.scaled} scaled from B = {runs.reference}"
         words, after = "batch size B", f"After {runs.epochs} epochs at every size."
-        axis, errors, losses = (
-            "validation error, %",
-            100 * runs.validation_error,
-            runs.training_loss,
-        )
+        axis, errors = "validation error, %", 100 * runs.validation_error
         labels, lines = (title, words, axis), _over_sizes(runs, errors)
         yield kit.Chart(*labels, lines, x_log=True, source=figures[0], caption=after)
         clouds = []
@@ -347,7 +339,8 @@ def scaling_charts(scaling: Sequence[ScalingRuns]) -> Iterator[kit.Chart]:
             clouds.append(kit.Series(rule, *both, style="points"))
         labels = (f"{name}: error and distance", "distance from the start", axis)
         yield kit.Chart(*labels, tuple(clouds), x_log=True, source=figures[1])
-        labels, lines = (f"{title}, training", words, "training loss"), _over_sizes(runs, losses)
+        labels = (f"{title}, training", words, "training loss")
+        lines = _over_sizes(runs, runs.training_loss)
         caption = f"{after} The thesis shows the training error."
         yield kit.Chart(*labels, lines, x_log=True, y_log=True, source=figures[2], caption=caption)
 

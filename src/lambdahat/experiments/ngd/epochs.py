@@ -95,10 +95,7 @@ EPOCHS = ngd.ngd_experiment(
         "cpu": runs.run_cells(runs.SMALL, ["mnist"], [("ffnn", 1, 64)], 5, points=7),
         "paper": runs.run_cells(runs.WHOLE, ["mnist"], [("ffnn", 2, 256)], 5, points=6),
     },
-    run,
-    claims,
-    tables,
-    charts,
+    *(run, claims, tables, charts),
     (ngd.SMALLER, *_EPOCHS_NOTES),
     "rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, data set, epochs and seeds are not in"
     " the text.",
@@ -167,10 +164,7 @@ DIGITS = ngd.ngd_experiment(
         "cpu": runs.run_cells(_DIGITS, ["digits"], [_NET], 4, points=3, depth=40),
         "paper": runs.run_cells(_LONG, ["digits"], [_NET], 10, points=10, depth=100),
     },
-    digits_run,
-    digits_claims,
-    digits_tables,
-    digits_charts,
+    *(digits_run, digits_claims, digits_tables, digits_charts),
     [_MINIATURE],
     "nothing of this: a demonstration, whose claims are ours.",
 )

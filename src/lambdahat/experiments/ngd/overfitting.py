@@ -150,10 +150,7 @@ OVERFITTING = ngd.ngd_experiment(
         "cpu": _cells(_FEW, ("ffnn", 1, 64), 8, 4),
         "paper": _cells(_LONG, ("ffnn", 2, 256), 8, 5),
     },
-    run,
-    claims,
-    tables,
-    charts,
+    *(run, claims, tables, charts),
     (ngd.SMALLER, *_OVERFITTING_NOTES),
     "Fashion-MNIST, rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, epochs and seeds are"
     " not in the text.",

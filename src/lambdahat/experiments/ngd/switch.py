@@ -276,10 +276,7 @@ SWITCH = ngd.ngd_experiment(
         "cpu": _cells(runs.SMALL, _BOTH, _SMALL_NET, 5e-4, 4, before=100, points=3),
         "paper": _cells(_SHORT, {"4": _BOTH["4"]}, _NET, 1e-4, 5, before=50, points=2),
     },
-    run,
-    claims,
-    tables,
-    charts,
+    *(run, claims, tables, charts),
     (ngd.SMALLER, *_SWITCH_NOTES),
     "two hidden layers of 256; Figure 4: Fashion-MNIST, rates 0.01 and 0.01; Figures 5 and 6:"
     " MNIST, SGD at 10⁻⁴; split when loss and λ̂ have settled.",
@@ -326,10 +323,7 @@ SWITCH_LATE = ngd.ngd_experiment(
         "cpu": _late_cells(_FEW_DRAWS, "mnist", _SMALL_NET, 5e-4, 5, 100, 156),
         "paper": _late_cells(_SHORTER, "mnist", _NET, 1e-4, 5, 20, 60),
     },
-    late_run,
-    late_claims,
-    tables,
-    charts,
+    *(late_run, late_claims, tables, charts),
     (ngd.SMALLER, *_SWITCH_LATE_NOTES),
     "two hidden layers of 256 on MNIST, SGD at 10⁻⁴ until loss and λ̂ have settled, then NGD at"
     " 10⁻⁴, 10⁻³ and 10⁻², SGD at 10⁻².",

@@ -118,10 +118,7 @@ VS_SGD = ngd.ngd_experiment(
         "cpu": _both_kinds(SMALL, _SMALL_LENET, _BOTH, 2, 64, 5, 4),
         "paper": _both_kinds(_WITH_RULE, _WHOLE_LENET, _BOTH, 2, 256, 10, 5),
     },
-    run,
-    claims,
-    tables,
-    charts,
+    *(run, claims, tables, charts),
     (ngd.SMALLER, *_VS_SGD_NOTES),
     "fully connected networks and LeNet-5 on MNIST and Fashion-MNIST, SGD and NGD, rate 0.01,"
     " batches of 128, α = 0.01 or 0.1; sizes, epochs and seeds are not in the text.",
@@ -150,10 +147,7 @@ WIDTHS = ngd.ngd_experiment(
         "cpu": _widths(SMALL, (16, 64, 128), 4),
         "paper": _widths(WHOLE, (16, 64, 256), 5),
     },
-    run,
-    width_claims,
-    width_tables,
-    width_charts,
+    *(run, width_claims, width_tables, width_charts),
     (ngd.SMALLER, *_WIDTHS_NOTES),
     "one and two hidden layers over hidden nodes, rate 0.01, α = 0.01, ε = 10⁻¹⁰, batches of 128;"
     " widths, epochs and seeds are not in the text.",

@@ -137,11 +137,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": PowerCheckScale("mnist", 2000, 40, 5, products=15_000),
         "paper": PowerCheckScale("mnist", 30_596, 50, 10),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
+    *(cells, run, claims, tables, charts),
     kit.sentences("""
         ReLU and biases in the network of 100, 10 and 5 units, trained by SGD (rate 0.1, batches of
           64).

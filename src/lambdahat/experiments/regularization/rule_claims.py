@@ -494,11 +494,7 @@ def agreement(task: str, rows: Rows) -> dict[tuple[str, str], float]:
 
 def mean_and_deviation(rows: Rows, name: str) -> tuple[float, float]:
     """Over the seeds that did not diverge; NaN where there are too few."""
-    return _mean_and_deviation(rows.values(name))
-
-
-def _mean_and_deviation(values: Iterable[float]) -> tuple[float, float]:
-    kept = np.array([value for value in values if math.isfinite(value)])
+    kept = np.array([value for value in rows.values(name) if math.isfinite(value)])
     deviation = float(kept.std(ddof=1)) if len(kept) > 1 else math.nan
     return float(kept.mean()) if len(kept) else math.nan, deviation
 
@@ -559,7 +555,8 @@ def _over_seeds(
     label: str, x: Sequence[float | str], table: Sequence[Sequence[float]], style: str
 ) -> Series:
     """Means ± 2 standard deviations over the seeds (S, …) that had not diverged."""
-    found = [_mean_and_deviation(column) for column in np.array(table, float).T]
+    columns = [Rows({"value": value} for value in column) for column in zip(*table, strict=True)]
+    found = [mean_and_deviation(column, "value") for column in columns]
     errors = [0.0 if math.isnan(deviation) else 2 * deviation for _, deviation in found]
     return Series(label, x, _finite_or_none([mean for mean, _ in found]), errors, style)
 
@@ -567,10 +564,8 @@ def _over_seeds(
 def _bars(task: str, rows: Rows, activation: str) -> Chart:
     rules = rows.distinct("rule")
     found = [mean_and_deviation(rows.where(rule=rule), "norm") for rule in rules]
-    means, errors = (
-        _finite_or_none([mean for mean, _ in found]),
-        _finite_or_none([2 * sd for _, sd in found]),
-    )
+    spreads = ([mean for mean, _ in found], [2 * deviation for _, deviation in found])
+    means, errors = map(_finite_or_none, spreads)
     printed = [PUBLISHED[task, activation].get(rule, {}).get("norm") for rule in rules]
     theirs = Series("thesis", rules, printed, style="bars", published=True)
     series = Series("ours", rules, means, errors, "bars"), theirs

@@ -151,11 +151,7 @@ EXPERIMENT = kit.Experiment(
     kit.REGULARIZATION,
     "§1, Figure 1.1",
     {"smoke": VectorFieldsScale(9), "cpu": VectorFieldsScale(17), "paper": VectorFieldsScale(33)},
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
+    *(cells, run, claims, tables, charts),
     kit.sentences("""
         f(x) = θ₂σ(θ₁x), σ the identity or tanh: Figure 1.2 names none; the teacher has θ = (1, 1).
         Metric's step is −Hθ with the Hessian of the loss as it is.
