@@ -144,7 +144,7 @@ def regressions(
     found = failures(now)
     for work, case in now.tasks():
         new, old = now.of(work, case), record.of(work, case)
-        if OURS not in new or _failed(new[OURS]):
+        if OURS not in new or _has_failed(new[OURS]):
             continue
         if not new[OURS].accurate:
             found.append(Regression(work, case, 0.0, new[OURS].error))
@@ -156,11 +156,11 @@ def regressions(
 
 def failures(now: BenchResult) -> list[Regression]:
     """The tasks of ours that have no time, and what was raised."""
-    rows = [row for row in now.rows if row.by == OURS and _failed(row)]
+    rows = [row for row in now.rows if row.by == OURS and _has_failed(row)]
     return [Regression(row.work, row.case, 0.0, row.error, row.note or "no time") for row in rows]
 
 
-def _failed(row: BenchRow) -> bool:
+def _has_failed(row: BenchRow) -> bool:
     return not row.seconds > 0  # also of NaN
 
 
@@ -195,7 +195,9 @@ def merged(first: BenchResult, again: BenchResult) -> BenchResult:
     for work, case in first.tasks():
         old, new = first.of(work, case), again.of(work, case)
         better = (
-            OURS in new and OURS in old and (_failed(old[OURS]) or new[OURS].cost < old[OURS].cost)
+            OURS in new
+            and OURS in old
+            and (_has_failed(old[OURS]) or new[OURS].cost < old[OURS].cost)
         )
         rows += (new if better else old).values()
     return BenchResult(tuple(rows), first.about)

@@ -55,10 +55,10 @@ def run(
     if plan.gpu:  # where these have nothing to do
         chosen = {name: family for name, family in chosen.items() if name not in ON_CPU}
     require(bool(chosen), "only", f"match a family of rows: {', '.join(FAMILIES)}", repr(only))
-    about, found = described(plan), list[BenchRow]()
+    about, found = describe_run(plan), list[BenchRow]()
     if plan.peers:
         _load_peers()
-    with _confined(plan):
+    with _restore_flags(plan):
         about |= {"flops/s": plan.rates.flops, "bytes/s": plan.rates.bytes}
         for number, (name, family) in enumerate(chosen.items()):
             report(f"bench: {name}", number, len(chosen))
@@ -70,7 +70,7 @@ def run(
     return BenchResult(tuple(found), about)
 
 
-def described(plan: Plan) -> dict[str, Any]:
+def describe_run(plan: Plan) -> dict[str, Any]:
     """The machine, the versions and the sizes."""
     chip = torch.cuda.get_device_name() if plan.gpu else platform.processor() or platform.machine()
     versions = {peer.name: peer.version() for peer in PEERS} | {
@@ -109,7 +109,7 @@ def _version(package: str) -> str:
 
 
 @contextmanager
-def _confined(plan: Plan) -> Iterator[None]:
+def _restore_flags(plan: Plan) -> Iterator[None]:
     """Nothing global stays changed. cuDNN searches for the fastest convolution, for everyone."""
     flags: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags], torch.backends.cudnn.benchmark

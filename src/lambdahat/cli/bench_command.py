@@ -20,7 +20,7 @@ from lambdahat.bench.records import (
     regressions,
     require_alike,
 )
-from lambdahat.bench.suite import described, run
+from lambdahat.bench.suite import describe_run, run
 from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
@@ -61,7 +61,7 @@ def run_bench(
     _require_device(plan.device)
     record = None if against is None else BenchResult.load(against)
     if record is not None:
-        require_alike(described(plan), record)
+        require_alike(describe_run(plan), record)
     with bars(quiet):
         found = run(plan, only, None if out is None else lambda result: _save(result, out))
         slower = failures(found) if record is None else regressions(found, record, tolerance)

@@ -145,7 +145,7 @@ def load_text(name: str, folder: str | Path | None = None, verify: bool = True) 
 def _read(name: str, folder: str | Path | None, verify: bool, **options: Any) -> Split | Text:
     entry, found = _entry(name), locate(name, folder)
     if found is None or (found.missing and verify):
-        raise FileNotFoundError(_absent(name, entry, found, folder))
+        raise FileNotFoundError(_absence(name, entry, found, folder))
     if verify:
         check(name, found.folder)
     read = entry.read(found.folder, **options)
@@ -232,7 +232,7 @@ def check(name: str, folder: str | Path | None = None) -> Found:
     entry = _entry(name)
     found = locate(name, folder)
     if found is None or found.missing:
-        raise FileNotFoundError(_absent(name, entry, found, folder))
+        raise FileNotFoundError(_absence(name, entry, found, folder))
     for file in found.form:
         _verify(file, found.folder)
     return found
@@ -265,7 +265,7 @@ def _verify(file: File, folder: Path) -> None:
     file.verify(path)
 
 
-def _absent(name: str, entry: DataSet, found: Found | None, folder: str | Path | None) -> str:
+def _absence(name: str, entry: DataSet, found: Found | None, folder: str | Path | None) -> str:
     cure = f"run `lambdahat data fetch {name}`" if entry.sources else entry.manual
     if found is not None:
         return (

@@ -322,20 +322,20 @@ class Lookahead(Wrapper):
         if closure is None:
             self._centralize()
         for group in self.param_groups:
-            if group["lookahead_step"] % group["lookahead_k"] == 0 and not self._resting:
+            if group["lookahead_step"] % group["lookahead_k"] == 0 and not self._base_averages:
                 for p in group["params"]:
                     self.state[p]["slow"] = p.detach().clone()
         loss = self.base.step(None if closure is None else self._centralizing_closure(closure))
         for group in self.param_groups:
             group["lookahead_step"] += 1
             due = group["lookahead_step"] % group["lookahead_k"] == 0
-            if due and group["params"] and not self._resting:
+            if due and group["params"] and not self._base_averages:
                 slow = [self.state[p]["slow"] for p in group["params"]]
                 torch._foreach_lerp_(group["params"], slow, 1 - group["lookahead_alpha"])
         return loss
 
     @property
-    def _resting(self) -> bool:
+    def _base_averages(self) -> bool:
         return bool(getattr(self.base, "averaging", False))
 
     def _centralizing_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:

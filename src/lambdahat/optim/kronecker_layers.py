@@ -368,7 +368,7 @@ def _refresh_side(state: State, side: str, shift: Tensor, rank: int | None, name
     elif rank is None or moment.shape[-1] <= 2 * rank:
         state[f"{side}_inverse"] = _inverse(moment, shift, name)
     else:
-        values, vectors, rest = _leading(moment, state.get(f"{side}_vectors"), rank)
+        values, vectors, rest = _leading_pairs(moment, state.get(f"{side}_vectors"), rank)
         outside, shift = rest + shift[..., 0], shift[..., 0]
         state[f"{side}_vectors"] = vectors
         state[f"{side}_gains"] = (outside / (values + shift) - 1.0).unsqueeze(1)
@@ -410,7 +410,9 @@ def _inverse(moment: Tensor, shift: Tensor, name: str) -> Tensor:
     return torch.cholesky_inverse(factor, out=factor if own else None)
 
 
-def _leading(moment: Tensor, start: Tensor | None, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+def _leading_pairs(
+    moment: Tensor, start: Tensor | None, rank: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """The ``rank`` leading eigenpairs, (g, rank) and (g, n, rank), and the mean (g, 1) of the other
     eigenvalues, by one step of subspace iteration from the last ones (randomized KFAC, Puiu 2022).
     """

@@ -34,9 +34,9 @@ from lambdahat.optim.online_fisher import Smoothing
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, concatenate
 from lambdahat.problem.evaluators import Evaluator
-from lambdahat.problem.losses import IGNORE, Loss
 from lambdahat.results import Array, Result, Status
 from lambdahat.training.feeding import epoch_order
+from lambdahat.training.stepping import count_hits
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 STATISTICS = (nn.modules.batchnorm._BatchNorm,)
@@ -90,7 +90,8 @@ class StackedModel:
         args, kwargs, target = self._evaluate.split(Batch(data, 0))
         output = functional_call(self._base, ({**parameters, **fixed},), args, kwargs)
         output = self._evaluate.read(output)
-        return self._evaluate.loss.value(output, target), _met(self._evaluate.loss, output, target)
+        loss = self._evaluate.loss
+        return loss.value(output, target), count_hits(loss, output, target, self.device)
 
     def gradients(self, data: Any, shared: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Gradients by name (S, …), and loss, targets met and targets counted, (3, S)."""
@@ -236,19 +237,6 @@ def _means(sums: Tensor, size: int) -> NDArray[np.float64]:
     loss, met, counted = sums.cpu().numpy()
     with np.errstate(invalid="ignore"):
         return np.stack([loss / size, met / np.where(counted > 0, counted, np.nan)])
-
-
-def _met(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of targets predicted correctly, and of all targets; 0 of 0 if undefined."""
-    if loss.name == "bce_with_logits":
-        return ((output > 0) == (target > 0.5)).sum(), torch.ones_like(target).sum()
-    labels = isinstance(target, Tensor) and not target.is_floating_point()
-    if not labels or output.ndim != target.ndim + 1:
-        return output.new_zeros(()), output.new_zeros(())
-    classes = getattr(loss, "classes", None)
-    hits = output.argmax(-1 if classes is None else classes) == target
-    kept = target != getattr(loss, "ignored", IGNORE)
-    return (hits & kept).sum(), kept.sum()
 
 
 def _require_alike(models: Sequence[nn.Module]) -> None:

@@ -133,14 +133,14 @@ def _family(optimizer: Any) -> _Family:
     )
 
 
-def _heavy_ball(group: Group) -> float:
+def _sgd_limit(group: Group) -> float:
     beta = float(group.get("momentum", 0.0))
     if group.get("nesterov", False):
         return 2 * (1 + beta) / (1 + 2 * beta)
     return 2 * (1 + beta) / (1 - (float(group.get("dampening", 0.0)) if beta else 0.0))
 
 
-def _averaged(group: Group) -> float:
+def _adam_limit(group: Group) -> float:
     beta = float(group["betas"][0])
     return 2 * (1 + beta) / (1 - beta)
 
@@ -187,12 +187,14 @@ def _entry(state: Mapping[str, Any], key: str) -> Any:
     return state[key]
 
 
-_PLAIN = _Family(lambda *_: torch.ones((), dtype=torch.float64), _heavy_ball, lambda _: False)
+_PLAIN = _Family(lambda *_: torch.ones((), dtype=torch.float64), _sgd_limit, lambda _: False)
 _FAMILIES: dict[type, _Family] = {  # the narrower class first
     SGD: _PLAIN,
     SpectralSGD: _PLAIN,
-    AdamW: _Family(_adam_scale, _averaged, lambda group: True),
-    Adam: _Family(_adam_scale, _averaged, lambda group: bool(group.get("decoupled_weight_decay"))),
-    Padam: _Family(_padam_scale, _averaged, lambda group: bool(group["decoupled"])),
-    RMSprop: _Family(_rmsprop_scale, _heavy_ball, lambda group: False),
+    AdamW: _Family(_adam_scale, _adam_limit, lambda group: True),
+    Adam: _Family(
+        _adam_scale, _adam_limit, lambda group: bool(group.get("decoupled_weight_decay"))
+    ),
+    Padam: _Family(_padam_scale, _adam_limit, lambda group: bool(group["decoupled"])),
+    RMSprop: _Family(_rmsprop_scale, _sgd_limit, lambda group: False),
 }

@@ -65,8 +65,10 @@ class TrainingSubject:
             args, kwargs, target = evaluate.split(batch)
             output = evaluate.read(runs(*args, **kwargs))
             loss = evaluate.loss_of(output, batch)
-            met, counted = self._met(None if evaluate.model_loss else evaluate.loss, output, target)
-        return loss.reshape(()), met, counted
+            kind = None if evaluate.model_loss else evaluate.loss
+            with torch.no_grad():
+                hits = count_hits(kind, output, target, self.device, self._judge)
+        return loss.reshape(()), *hits
 
     @torch.no_grad()
     def evaluate(self, batches: Any, model: nn.Module | None = None) -> dict[str, float]:
@@ -80,25 +82,6 @@ class TrainingSubject:
                 size += batch.size
         total, hits, targets = sums.tolist()
         return {"loss": total / size, "accuracy": hits / targets if targets else float("nan")}
-
-    @torch.no_grad()
-    def _met(self, loss: Loss | None, output: Any, target: Any) -> tuple[Tensor, Tensor]:
-        """How many targets are predicted, of how many; 0 of 0 where accuracy is undefined."""
-        tensors = isinstance(output, Tensor) and isinstance(target, Tensor)
-        if self._judge is not None:
-            hits = self._judge(output, target).bool()
-        elif tensors and loss is not None and loss.name == "bce_with_logits":
-            hits = (output > 0) == (target > 0.5)
-        elif not tensors or target.is_floating_point() or output.ndim != target.ndim + 1:
-            return torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        else:
-            classes = getattr(loss, "classes", None)
-            if classes is None:  # not settled by the loss: where only that dimension fits
-                fits = (output.shape[0], *output.shape[2:]) == tuple(target.shape)
-                classes = 1 if fits else -1
-            kept = target != getattr(loss, "ignored", IGNORE)
-            return ((output.argmax(dim=int(classes)) == target) & kept).sum(), kept.sum()
-        return hits.sum(), torch.full((), float(hits.numel()), device=self.device)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back values by name, in place."""
@@ -123,6 +106,27 @@ class TrainingSubject:
                 " requires_grad_() on them"
             )
         return held
+
+
+def count_hits(
+    loss: Loss | None, output: Any, target: Any, device: torch.device, judge: Judge | None = None
+) -> tuple[Tensor, Tensor]:
+    """How many targets are predicted, of how many; 0 of 0 where accuracy is undefined."""
+    tensors = isinstance(output, Tensor) and isinstance(target, Tensor)
+    if judge is not None:
+        hits = judge(output, target).bool()
+    elif tensors and loss is not None and loss.name == "bce_with_logits":
+        hits = (output > 0) == (target > 0.5)
+    elif not tensors or target.is_floating_point() or output.ndim != target.ndim + 1:
+        return torch.zeros((), device=device), torch.zeros((), device=device)
+    else:
+        classes = getattr(loss, "classes", None)
+        if classes is None:  # not settled by the loss: where only that dimension fits
+            fits = (output.shape[0], *output.shape[2:]) == tuple(target.shape)
+            classes = 1 if fits else -1
+        kept = target != getattr(loss, "ignored", IGNORE)
+        return ((output.argmax(dim=int(classes)) == target) & kept).sum(), kept.sum()
+    return hits.sum(), torch.full((), float(hits.numel()), device=device)
 
 
 @contextmanager

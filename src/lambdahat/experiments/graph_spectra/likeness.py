@@ -67,7 +67,7 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
     """
     unmet = _unlike(rows)
     for kind, (group, thesis) in KINDS.items():
-        worst, mean = _parting(rows, group, max, min), _parting(rows, group, np.mean, np.mean)
+        worst, mean = _separation(rows, group, max, min), _separation(rows, group, np.mean, np.mean)
         yield CLAIMS("thesis", worst, thesis=thesis, unmet=unmet, barrier=kit.MISSING)
         yield CLAIMS("largest", worst, kind=kind)
         yield CLAIMS("mean", mean, kind=kind)
@@ -76,7 +76,7 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
         ("collaboration graphs", "roads"),
         ("road graphs", "collaboration graphs"),
     ):
-        yield CLAIMS("pair", _parting(known, KINDS[kind][0], max, min), kind=kind, others=others)
+        yield CLAIMS("pair", _separation(known, KINDS[kind][0], max, min), kind=kind, others=others)
 
 
 def _unlike(rows: Rows) -> str:
@@ -89,7 +89,7 @@ def _unlike(rows: Rows) -> str:
     return f"its gene networks are not at hand{other}"
 
 
-def _parting(
+def _separation(
     rows: Rows, group: Sequence[str], within: Callable[..., Any], outside: Callable[..., Any]
 ) -> kit.Reading:
     """log₁₀ of outer over inner divergence, each reduced as said, over the seeds."""

@@ -195,12 +195,14 @@ def _mean_ratio(point: TrainingPoint, model: str) -> kit.Reading:
     the same for all. Degrees of freedom as Welch's.
     """
     found = [(each.prediction(model, "largest"), each.mean("largest")) for each in point.batches]
-    known = [(told, mean) for told, mean in found if told.value > 0 and mean.value > 0]
+    known = [
+        (predicted, mean) for predicted, mean in found if predicted.value > 0 and mean.value > 0
+    ]
     if not known:
         return UNKNOWN
-    logs = [math.log(told.value / mean.value) for told, mean in known]
+    logs = [math.log(predicted.value / mean.value) for predicted, mean in known]
     squares = [(mean.stderr / mean.value / len(known)) ** 2 for _, mean in known]
-    common = sum(told.stderr / told.value for told, _ in known) / len(known)
+    common = sum(predicted.stderr / predicted.value for predicted, _ in known) / len(known)
     weights = sum(square**2 / mean.dof for square, (_, mean) in zip(squares, known, strict=True))
     total = sum(squares) + common**2
     dof = total**2 / weights if weights else math.inf
@@ -348,11 +350,11 @@ def _over_sizes(point: TrainingPoint, what: str) -> tuple[kit.Series, ...]:
     between = [each.deviation(what) for each in batches]
     series = [kit.Series("batches", sizes, heights, between, "points")]
     for model in point.models:
-        told = [each.prediction(model, what) for each in batches]
-        errors = [reading.stderr for reading in told]
+        predicted = [each.prediction(model, what) for each in batches]
+        errors = [reading.stderr for reading in predicted]
         if what == "largest":
             errors = [each.spread(model, what) for each in batches]
-        series.append(kit.Series(model, sizes, [reading.value for reading in told], errors))
+        series.append(kit.Series(model, sizes, [reading.value for reading in predicted], errors))
     return tuple(series)
 
 

@@ -67,13 +67,13 @@ class BatchCell(Result):
 
     def prediction(self, model: str, what: str) -> Estimate:
         """What a model predicts; the error is that of its measured ingredients."""
-        told = self.predictions[model]
-        return told.overlaps[0] if what == "overlaps" else getattr(told, what)
+        predicted = self.predictions[model]
+        return predicted.overlaps[0] if what == "overlaps" else getattr(predicted, what)
 
     def spread(self, model: str, end: str) -> float:
         """The standard deviation of one batch about the prediction, including the prediction's."""
-        told, error = self.predictions[model], float(self.prediction(model, end).stderr)
-        spread = told.spread if end == "largest" else told.smallest_spread
+        predicted, error = self.predictions[model], float(self.prediction(model, end).stderr)
+        spread = predicted.spread if end == "largest" else predicted.smallest_spread
         return math.hypot(spread, error if math.isfinite(error) else 0.0)
 
 
@@ -124,12 +124,12 @@ class CurvaturePoint(Result):
         }
         cells = []
         for cell in self.cells:
-            told = {}
+            predicted = {}
             for model, (shown, noise) in sources.items():
                 found = predict(shown, noise, cell.batch_size, self.samples, model)
                 # the first of its outliers is all that is compared here
-                told[model] = replace(found, outliers=found.outliers[:1])
-            cells.append(BatchCell(cell.measured, told))
+                predicted[model] = replace(found, outliers=found.outliers[:1])
+            cells.append(BatchCell(cell.measured, predicted))
         along = replace(self.along, elements=self.along.elements[:0].clone())
         return replace(self, cells=tuple(cells), along=along)
 
@@ -396,9 +396,9 @@ def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
         predictions: Row = {}  # with the error, and the spread of one batch about it
         for model in cell.predictions:
             for what in SEEN:
-                told = cell.prediction(model, what)
-                predictions[f"{model} {what}"] = float(told)
-                predictions[f"{model} {what} error"] = float(told.stderr)
+                predicted = cell.prediction(model, what)
+                predictions[f"{model} {what}"] = float(predicted)
+                predictions[f"{model} {what} error"] = float(predicted.stderr)
             predictions |= {f"{model} {end} spread": cell.spread(model, end) for end in ENDS}
         for batch in range(len(cell.measured)):
             row = {**where(point), "part": "batch", "batch_size": cell.batch_size, "batch": batch}

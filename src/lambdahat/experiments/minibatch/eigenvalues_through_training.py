@@ -248,13 +248,15 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
             found = _of_size(points, size)
             if found:
                 spread = f"{np.mean([each.deviation('largest') for each in found]):.2g}"
-                told = [[each.prediction(m, "largest").value for each in found] for m in models]
+                predicted = [
+                    [each.prediction(m, "largest").value for each in found] for m in models
+                ]
                 largest, smallest = (
                     _mean(each.mean(end).value for each in found) for end in ("largest", "smallest")
                 )
                 full = _mean(point["full largest"] for point in points)
                 start = (courses.name, courses.optimizer, epoch)
-                lines.append((*start, full, largest, spread, *map(_mean, told), smallest))
+                lines.append((*start, full, largest, spread, *map(_mean, predicted), smallest))
         title = f"Batches of {size} through training: mean of them and prediction, ± standard"
         names = f"λ₁ | λ'₁ of batches | sd between them | {' | '.join(models)} | λ'_P of batches"
         yield kit.table(f"{title} deviation over seeds", f"{START} | epoch | {names}", lines)

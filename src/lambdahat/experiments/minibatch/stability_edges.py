@@ -167,14 +167,14 @@ class Frontier(Result):
         where it never stops.
         """
         sizes = np.asarray(self.batch_sizes, dtype=float)
-        found = [_turning(sizes, values.numpy(), power) for values in self.edges.log().T]
+        found = [_turning_point(sizes, values.numpy(), power) for values in self.edges.log().T]
         kept = np.asarray([value for value in found if math.isfinite(value)])
         if len(kept) < 2:
             return math.nan, math.nan
         return float(np.exp(kept.mean())), float(kept.std(ddof=1) / math.sqrt(len(kept)))
 
 
-def _turning(sizes: Array, logs: Array, power: float) -> float:
+def _turning_point(sizes: Array, logs: Array, power: float) -> float:
     """log B₀ by least squares, within a factor 16 of the batch sizes that were run."""
     fine = np.isfinite(logs)
     if fine.sum() < FEWEST:
@@ -635,8 +635,10 @@ def rule_at(ground: PreparedSubject, problem: Problem, point: str, seed: int) ->
     sizes, population = ground.subject.batch_sizes, problem.num_samples
     predicted = {}
     for model in MODELS:
-        told = [predict(pairs, noise[model], size, population, model) for size in sizes]
-        predicted[model] = torch.tensor([float(each.largest) for each in told], dtype=torch.float64)
+        predictions = [predict(pairs, noise[model], size, population, model) for size in sizes]
+        predicted[model] = torch.tensor(
+            [float(each.largest) for each in predictions], dtype=torch.float64
+        )
     shown = [
         batch_eigenpairs(problem, size, BATCHES, seed=seed, tol=TOL).largest[:, 0] for size in sizes
     ]

@@ -414,12 +414,12 @@ def _statement(line: str) -> Statement:
     if line == "falls":
         return Falls()
     source, activations, quantity, compared, words = line.split(" | ")
-    told = words, source, tuple(activations.split()), quantity
+    common = words, source, tuple(activations.split()), quantity
     if " > " in compared:
         rules, least = compared.split(" > ")
-        return Reaches(*told, _rules(rules), float(least))
+        return Reaches(*common, _rules(rules), float(least))
     lower, upper = compared.split(" < ")
-    return Below(*told, _rules(lower), _rules(upper))
+    return Below(*common, _rules(lower), _rules(upper))
 
 
 CLAIMS: dict[str, tuple[Statement, ...]] = {
