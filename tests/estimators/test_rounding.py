@@ -174,10 +174,16 @@ def test_the_comparison_takes_few_passes_in_float64_and_is_made_once() -> None:
     counted = problem.model
     assert isinstance(counted, _Counted)
     operator = lh.ggn(problem)
+    before = counted.seen[torch.float32]
+    lh.trace(operator)
+    # of 6,400 samples: 128 in float64, and two in which casts are looked for; in float32 all of
+    # them, the same 128, and a few for the checks of the closed form
+    assert 0 < counted.seen[torch.float64] <= 130
+    assert counted.seen[torch.float32] - before <= len(x) + 128 + 64
     rounding_of(operator)
     looked = counted.seen[torch.float64]
     # a few passes over at most 256 samples: the checks of a problem, and the graphs of products
-    assert 0 < looked <= 10 * 256
+    assert 130 < looked <= 10 * 256
     lh.trace(operator)
     lh.frobenius_norm(operator)
     assert counted.seen[torch.float64] == looked
@@ -187,6 +193,62 @@ def test_the_comparison_takes_few_passes_in_float64_and_is_made_once() -> None:
     found = lh.eigenpairs(operator, k=2)
     # the products of the comparison are not among them
     assert found.cost == (operator.matvecs - before) / 2
+
+
+def _perceptron(which: str, seed: int) -> tuple[nn.Module, str, Tensor, Tensor]:
+    """A network of 1,500 samples with more rounding than usual, or with it in few samples."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        first, last = nn.Linear(12, 16), nn.Linear(16, 4)
+        x, y = torch.randn(1500, 12), torch.randint(0, 4, (1500,))
+    act = nn.Tanh() if "tanh" in which else nn.ReLU()
+    with torch.no_grad():
+        if which == "ill-conditioned":
+            first.weight *= torch.logspace(-4, 4, 12)
+        elif which == "large inputs":
+            x *= 1e4
+        elif which == "unbalanced layers":
+            first.weight *= 1e4
+            last.weight *= 1e-4
+        elif which == "cancellation in few samples":
+            x[-75:] += 1e5
+            first.weight[:, 0] = -first.weight[:, 1:].sum(dim=1)
+        elif which == "tanh with targets far off":
+            return nn.Sequential(first, act, last), "mse", x, 1e3 + x[:, :4]
+    return nn.Sequential(first, act, last), "cross_entropy", x, y
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "ill-conditioned",
+        "large inputs",
+        "unbalanced layers",
+        "cancellation in few samples",
+        "tanh",
+        "tanh with targets far off",
+    ],
+)
+def test_exact_traces_cover_float64_where_few_samples_decide(which: str) -> None:
+    for seed in range(4):
+        model, loss, x, y = _perceptron(which, seed)
+        found, truth = (
+            lh.trace(lh.hessian(lh.Problem(model, loss, (x, y), dtype=dtype)), method="exact")
+            for dtype in (torch.float32, torch.float64)
+        )
+        assert abs(float(found) - float(truth)) <= 4 * float(found.stderr)
+        # not by saying nothing: at most some thirty times the error, or a few roundings
+        error = max(abs(float(found) - float(truth)), 1e-7 * abs(float(truth)))
+        assert float(found.stderr) <= 100 * error
+
+
+def test_drawn_targets_are_the_same_in_both_precisions() -> None:
+    """A batch of over 128 samples is not cut: each has the draws of its place in the batch."""
+    reduced, _ = _problems("plain", count=192)
+    for estimate in (lh.trace, lh.frobenius_norm):
+        found = estimate(lh.fisher(reduced, kind="monte_carlo"))
+        assert found.status is Status.CONVERGED
+        assert float(found.stderr) <= 0.01 * float(found)
 
 
 def test_float64_and_matrices_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

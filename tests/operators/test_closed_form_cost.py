@@ -26,6 +26,7 @@ def without_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     ``test_rounding``.
     """
     monkeypatch.setattr(PrecisionComparison, "of", classmethod(lambda *_: None))
+    monkeypatch.setattr("lambdahat.estimators._trace.closed_form_rounding", lambda *_: None)
 
 
 KINDS = {"hessian": hessian, "ggn": ggn}

@@ -39,7 +39,7 @@ from lambdahat.estimators.sequential import (
 )
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, as_operator
-from lambdahat.operators.rounding import rounding_of, with_rounding
+from lambdahat.operators.rounding import closed_form_rounding, rounding_of, with_rounding
 from lambdahat.problem.space import Space
 from lambdahat.results import Estimate, Status
 
@@ -153,9 +153,9 @@ def trace(
 
     ``probe`` is "rademacher", "gaussian" or "sphere"; by default Rademacher, and sphere for XTrace.
 
-    For a model below float64 the error includes its rounding, measured by two products in each
-    precision on at most 256 samples, which ``cost`` does not count; the status is PRECISION_LIMIT
-    if rounding dominates. An exact trace of such a model has no other error.
+    For a model below float64 the error includes its rounding, measured on at most 256 samples by
+    the closed form or by two products in each precision, which ``cost`` does not count; the status
+    is PRECISION_LIMIT if rounding dominates. An exact trace of such a model has no other error.
 
     >>> from lambdahat.operators import operator
     >>> trace(operator([[2.0, 1.0], [1.0, 3.0]]))
@@ -170,10 +170,15 @@ def trace(
     require_choice(probe, "probe", KINDS)
     require_count(seed, "seed", least=0)
     found = _estimate(operator, tol, method, max_matvecs, probe, seed)
-    rounding = rounding_of(operator)
-    if rounding is None:
+    closed = found.cost == 0 == found.stderr
+    known = closed_form_rounding(operator) if closed else None
+    if known is None:
+        rounding = rounding_of(operator)
+        known = None if rounding is None else (rounding.trace, rounding.size)
+    if known is None:
         return found
-    return with_rounding(found, rounding.trace, tol * max(abs(float(found.value)), rounding.size))
+    error, size = known
+    return with_rounding(found, error, tol * max(abs(float(found.value)), size))
 
 
 def _estimate(

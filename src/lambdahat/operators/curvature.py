@@ -399,9 +399,13 @@ class Curvature(LinearOperator):
         """Whether trace and diagonal have a closed form, and how the trace is found."""
         return ClosedForm(self.problem, *self.exact_kind)
 
+    @cached_property
+    def closed_sums(self) -> Tensor | None:
+        """The sums of the diagonal over each parameter, float64, where they have a closed form."""
+        return self.exact.sums()
+
     def known_trace(self) -> float | None:
-        sums = self.exact.sums()
-        return None if sums is None else float(sums.sum())
+        return None if self.closed_sums is None else float(self.closed_sums.sum())
 
     def known_diagonal(self) -> Tensor | None:
         sums = self.exact.sums(diagonal=True)
@@ -416,6 +420,8 @@ class Curvature(LinearOperator):
 
 class Hessian(Curvature):
     """∂²L/∂θ². Its diagonal is the Gauss–Newton matrix's, and what smooth activations add to it."""
+
+    exact_kind: tuple[Any, ...] = ("hessian",)
 
     def __init__(
         self, problem: Problem, mode: str = "auto", memory: int | str | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,14 +23,18 @@ from lambdahat._core.device import default_context
 from lambdahat._core.rng import generator
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.curvature import Curvature
+from lambdahat.operators.exact import COMPARED_WHOLE
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batches, rng_untouched, take
+from lambdahat.problem.losses import NAMED
 from lambdahat.results import NORMAL_QUANTILE, Estimate, Status
 
 # samples on which products are compared; of larger data sets, as many drawn at random
 FEW, MANY = 256, 4096
 # into which those are cut, to tell errors that all samples share from those that average out
 PARTS = 4
+# samples that add most to a trace in closed form, and those in each of two random parts of the rest
+LEADING, OTHERS = 64, 32
 LONGER = 3.0  # by how much the sums over all samples may err more than those over the samples drawn
 SPARSE = 8  # rows below which the root mean square of a parameter's rows may be near 0 by chance
 VECTORS = 12  # of float64 that a comparison takes
@@ -135,6 +140,57 @@ def with_rounding(estimate: Estimate, error: float | Tensor, allowed: float) -> 
     return replace(estimate, stderr=total, dof=dof, status=status)
 
 
+def closed_form_rounding(operator: LinearOperator) -> tuple[float, float] | None:
+    """About |tr E| of a trace in closed form, and a lower bound of ‖A‖_F; None where neither is
+    known, or nothing is rounded.
+
+    The closed form itself is evaluated in both precisions: on all samples if they are few, and
+    otherwise on those that add most to the trace, whose errors count as they are, and on random
+    parts of the others, whose mean stands for the rest with its standard error. Traces of large
+    logits are made by few samples, which a random part would miss.
+    """
+    if not isinstance(operator, Curvature) or type(operator).known_trace != Curvature.known_trace:
+        return None
+    if not operator.problem.reduced or not _fits(operator) or operator.closed_sums is None:
+        return None
+    known: tuple[float, float] | None = vars(operator).get("_closed_form_rounding")
+    if known is not None:
+        return known
+    problem, form = operator.problem.alone(), operator.exact
+    few, share = _strata(problem, form.sample_weights)
+    with default_context(), rng_untouched(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        def sums(of: Problem) -> Tensor:
+            """The sums over each parameter, by part, (parts, L)."""
+            same = form.like(of)
+            found = [same.sums()] if few is problem else [same.sums(only=b) for b in of.batches]
+            if any(each is None for each in found):
+                raise ValueError("the closed form does not hold on these samples")
+            return torch.stack(found)  # type: ignore[arg-type]
+
+        try:
+            own = operator.closed_sums[None] if few is problem else sums(few)
+            double = _run_in_double(few, sums)
+        except (ValueError, torch.OutOfMemoryError):
+            return None
+    errors = (own - double).sum(dim=1)
+    error, traces = float(errors[0]), double[0]
+    if few is not problem:
+        rest = (1 - share) * errors[1:]
+        error = share * error + float(rest.mean())
+        error = LONGER * math.hypot(error, float(rest.std()) / math.sqrt(len(rest)))
+        traces = share * traces + (1 - share) * double[1:].mean(dim=0)
+    # errors may cancel by chance
+    error = max(abs(error), torch.finfo(operator.dtype).eps * float(traces.abs().sum()))
+    lengths = torch.tensor([math.prod(shape) for shape in problem.space.shapes]).to(traces)
+    size = float((traces.square() / lengths).sum().sqrt())  # no more than the diagonal's
+    if not (math.isfinite(error) and math.isfinite(size)):
+        return None
+    vars(operator)["_closed_form_rounding"] = (error, size)
+    return error, size
+
+
 def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:
     """E·v (P,) in float64, from at most 4,096 samples; None as in ``rounding_of``."""
     comparison = PrecisionComparison.of(operator, MANY)
@@ -206,11 +262,8 @@ class PrecisionComparison:
         models = [model for model in curvatures if model.problem.reduced]
         if not models:
             return None
-        for model in models:
-            # room for the vectors of a comparison; a problem's budget is kept for its estimators
-            free = model.budget() is None and model.free_memory()
-            if VECTORS * torch.float64.itemsize * model.dim > MEMORY_SHARE * free:
-                return None
+        if not all(map(_fits, models)):
+            return None
         with default_context(), rng_untouched(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -284,27 +337,47 @@ def _parts_of(operator: LinearOperator) -> list[LinearOperator]:
     return list(found.values())
 
 
+def _fits(model: Curvature) -> bool:
+    """Whether there is room for the vectors of a comparison; a problem's budget is kept for its
+    estimators.
+    """
+    free = model.budget() is None and model.free_memory()
+    return VECTORS * torch.float64.itemsize * model.dim <= MEMORY_SHARE * free
+
+
 def _twins_of(model: Curvature, samples: int) -> _Twins:
     whole = model.problem.alone()
     few, parts = _sample_of(whole, samples)
     own = model if few is whole else model.like(few)
+    # halves of a batch are the same operator unless its samples meet in the loss, or their targets
+    # were drawn for the whole batch
+    separate = type(whole.loss_function) in NAMED.values() and "monte_carlo" not in model.exact_kind
+
+    def prepared(wide: Problem) -> Curvature:
+        double = model.like(wide)
+        double.prepare()
+        return double
+
+    double = _run_in_double(few, prepared, halved=parts == 0 and separate)
+    return _Twins(own, double, parts, whole.num_samples / few.num_samples)
+
+
+def _run_in_double(problem: Problem, run: Callable[[Problem], Any], halved: bool = False) -> Any:
+    """``run`` of the problem in float64 or, where not all of it runs so, of a perturbed one."""
+    eps = torch.finfo(problem.vector.dtype).eps
     try:
-        wide = few.in_double(halved=parts == 0)
+        wide = problem.in_double(halved)
         # whether the model or the loss casts to less than float64, by one pass of two samples
         batch = wide.batches.first()
         batch = batch if wide.norm == "train" else take(batch, slice(0, 2))
         with torch.no_grad(), _Casts() as casts:  # type: ignore[no-untyped-call]
             wide.batch_loss(wide.named(wide.vector), batch)
-        if casts.seen:
-            wide = _perturb(wide, torch.finfo(whole.vector.dtype).eps)
-        double = model.like(wide)
-        double.prepare()
+        return run(_perturb(wide, eps) if casts.seen else wide)
     except torch.OutOfMemoryError:
         raise
     # whatever a model raises that does not run in float64, or on a device without it
     except Exception:
-        double = model.like(_perturb(few, torch.finfo(whole.vector.dtype).eps))
-    return _Twins(own, double, parts, whole.num_samples / few.num_samples)
+        return run(_perturb(problem, eps))
 
 
 def _perturb(problem: Problem, eps: float) -> Problem:
@@ -330,6 +403,28 @@ class _Casts(TorchDispatchMode):
         return out
 
 
+def _strata(problem: Problem, weights: Tensor | None) -> tuple[Problem, float]:
+    """The problem on the samples of the largest weights and on two random parts of the others, and
+    the share of the first part in the loss; the problem itself where its samples are few.
+    """
+    batches = problem.batches
+    if problem.num_samples <= COMPARED_WHOLE or problem.norm == "train":
+        return problem, 1.0
+    order = torch.randperm(problem.num_samples, generator=generator(0, "rounding"))
+    if weights is not None and len(weights) == len(order):
+        leading = weights.topk(LEADING).indices.cpu()
+        order = torch.cat([leading, order[~torch.isin(order, leading)]])
+    places, rank = order[: LEADING + 2 * OTHERS].sort()
+    rows = rank.argsort().to(problem.device).split((LEADING, OTHERS, OTHERS))
+    whole = batches.subset(places, len(places)).first()
+    parts = [take(whole, row) for row in rows]
+    data = [part.data for part in parts]
+    few = problem.on_checked(Batches(lambda: data, problem.device, batches.dtype))
+    # of no batch of the data, so that its weight is counted anew
+    share = problem.sample_share(replace(parts[0], index=-1)) * LEADING / problem.num_samples
+    return few, share
+
+
 def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
     """The problem on a few samples, in parts of the same size, and how many; 0 for all samples.
 
@@ -343,7 +438,7 @@ def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
         # later ones may be others
         spread = torch.linspace(0, len(batches) - 1, most).round().long().tolist()
         chosen = [batch.data for batch in batches.some(spread)]
-        return problem.on(Batches(lambda: chosen, problem.device, batches.dtype)), most
+        return problem.on_checked(Batches(lambda: chosen, problem.device, batches.dtype)), most
     if batches.num_samples <= samples:
         return problem, 0
     stream = generator(0, "rounding")
@@ -352,4 +447,4 @@ def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
     each = max(1, min(samples, first.size) // PARTS)
     rows = torch.randperm(first.size, generator=stream)[: PARTS * each].to(problem.device)
     data = [take(first, part).data for part in rows.split(each)]
-    return problem.on(Batches(lambda: data, problem.device, batches.dtype)), len(data)
+    return problem.on_checked(Batches(lambda: data, problem.device, batches.dtype)), len(data)

@@ -389,6 +389,13 @@ class Problem:
         other._finish()
         return other
 
+    def on_checked(self, batches: Batches) -> Problem:
+        """The same on samples of its own data, which need no second look."""
+        other = copy.copy(self)
+        other.batches = batches
+        other._weigh()
+        return other
+
     def refresh_statistics(self) -> Problem:
         """The same problem with batch-norm running statistics recomputed over the data.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lambdahat.operators.exact import closed_form
 from lambdahat.operators.exact.closed_form import (
+    COMPARED_WHOLE,
     MAX_ROUNDS,
     MIN_ROUNDS,
     ClosedForm,
@@ -26,9 +27,10 @@ from lambdahat.operators.exact.closed_form import (
 from lambdahat.operators.exact.residual_checks import verify
 from lambdahat.operators.exact.validity import ModelForm, form_of, no_form
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batch
 from lambdahat.results import Estimate
 
-__all__ = ["MAX_ROUNDS", "MIN_ROUNDS", "ClosedForm", "HessianForm"]
+__all__ = ["COMPARED_WHOLE", "MAX_ROUNDS", "MIN_ROUNDS", "ClosedForm", "HessianForm"]
 
 MOST_COLUMNS = 1024  # signals of smooth activations, beyond which there is no closed form
 
@@ -74,12 +76,26 @@ class HessianForm:
             return self.form.refused or self.near.why_not()
         return f"{self.form.curved}, which takes {self.form.columns} signals a sample"
 
-    def sums(self, diagonal: bool = False) -> Tensor | None:
-        """The diagonal (P,) in float64, or its sum over each parameter; None without a form."""
+    def like(self, problem: Problem) -> HessianForm:
+        """The form of the same model and loss on other data or in another precision, unchecked."""
+        other = HessianForm(problem)
+        other.near, other.form = self.near.like(problem), self.form
+        return other
+
+    @property
+    def sample_weights(self) -> Tensor | None:
+        """About how much each sample of this rank added to the trace (n,), for many samples."""
+        return self.near.sample_weights
+
+    def sums(self, diagonal: bool = False, only: Batch | None = None) -> Tensor | None:
+        """The diagonal (P,) in float64, or its sum over each parameter; None without a form.
+
+        With ``only``, those of the mean loss of one batch.
+        """
         if not self.closed_diagonal:
             return None
         extra = Residuals(self.problem, self.near.leaves, diagonal)
-        found = self.near.sums(diagonal, extra)
+        found = self.near.sums(diagonal, extra, only)
         return None if self._differs(extra) else found
 
     def sample(self, tol: float, seed: int) -> Estimate | None:

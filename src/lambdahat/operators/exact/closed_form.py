@@ -60,6 +60,8 @@ CHUNK = {"cpu": 512, "cuda": 8192}  # samples sent through together at the most 
 # … and the signals that come back for them, which a cache should hold
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 29}
 MIN_ROUNDS, MAX_ROUNDS = 8, 256
+# samples up to which a closed form below float64 is compared with float64 on all of them
+COMPARED_WHOLE = 256
 MANY_FACTORS = 128  # signals sent back for each sample, beyond which a trace is sampled
 
 
@@ -99,6 +101,12 @@ class ClosedForm:
 
     def __init__(self, problem: Problem, kind: str, samples: int = 1, seed: int = 0) -> None:
         self.problem, self._kind = problem, (kind, samples, seed)
+        self._weights: list[Tensor] = []
+
+    @property
+    def sample_weights(self) -> Tensor | None:
+        """About how much each sample of this rank added to the trace (n,), for many samples."""
+        return torch.cat(self._weights) if self._weights else None
 
     @cached_property
     def leaves(self) -> dict[str, Tensor]:
@@ -161,9 +169,22 @@ class ClosedForm:
         for kept in ("few", "leaves"):
             self.__dict__.pop(kept, None)
 
-    def sums(self, diagonal: bool = False, extra: Extra | None = None) -> Tensor | None:
-        """The diagonal (P,) in float64 or its sum over each parameter, and what ``extra`` adds."""
-        return None if self.factors is None else self.accumulate(self.factors, diagonal, extra)
+    def like(self, problem: Problem) -> ClosedForm:
+        """The form of the same model and loss on other data or in another precision, unchecked."""
+        other = ClosedForm(problem, *self._kind)
+        other.factors, other.trusted = self.factors, self.trusted
+        return other
+
+    def sums(
+        self, diagonal: bool = False, extra: Extra | None = None, only: Batch | None = None
+    ) -> Tensor | None:
+        """The diagonal (P,) in float64 or its sum over each parameter, and what ``extra`` adds.
+
+        With ``only``, those of the mean loss of one batch.
+        """
+        if self.factors is None:
+            return None
+        return self.accumulate(self.factors, diagonal, extra, only)
 
     def sample(
         self, tol: float, seed: int, extra: Callable[[int], Extra] | None = None
@@ -178,7 +199,7 @@ class ClosedForm:
         assert loss is not None
 
         def one(index: int) -> float:
-            def draw(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            def draw(_: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
                 stream = generator(seed, "sampled trace", index, batch.index)
                 factor = loss.random_factor(output, problem.target(batch), stream)
                 return factor.unsqueeze(0), factor.new_ones(1, len(factor))
@@ -188,7 +209,9 @@ class ClosedForm:
 
         return mean_of_rounds(lambda indices: [one(index) for index in indices], tol)
 
-    def accumulate(self, factors: Factors, diagonal: bool, extra: Extra | None) -> Tensor:
+    def accumulate(
+        self, factors: Factors, diagonal: bool, extra: Extra | None, only: Batch | None = None
+    ) -> Tensor:
         """Σ_b (w_b/B) Σ_ik c_ik (J_iᵀ s_ik)² in float64: (P,), or summed over each parameter."""
         problem, leaves, trusted = self.problem, self.leaves, self.trusted
         sizes = [leaf.numel() if diagonal else 1 for leaf in leaves.values()]
@@ -201,18 +224,22 @@ class ClosedForm:
         # samples that are sent through together, by what their signals take
         signal = factors.count * trusted.width * problem.dtype.itemsize
         most = max(1, min(CHUNK[kind], min(CHUNK_BYTES[kind], room) // max(1, signal)))
-        done, alone = 0, problem.ranks.size == 1
+        self._weights, weighed = [], problem.reduced and problem.num_samples > COMPARED_WHOLE
+        done, total_samples = 0, problem.num_samples if problem.ranks.size == 1 else None
         with twice_differentiable():
-            for batch, share in _parts(problem, factors, most):
-                report("closed form", done, problem.num_samples if alone else None)
-                done += batch.size
+            for batch, share in _parts(problem, factors, most, only):
+                if only is None:
+                    report("closed form", done, total_samples)
+                    done += batch.size
                 squares: Squares = {}
                 if trusted.names or extra is not None:
                     output, calls = layer_squares.record_layers(problem, leaves, batch)
                     once, fit, within = single_uses(leaves, batch, output, calls, trusted.names)
                     # parameters that enter once, through a layer with a closed form
                     if factors.count and within:
-                        signals, signs = factors.make(output.detach(), batch)
+                        signals, signs = factors.make(problem, output.detach(), batch)
+                        if weighed:
+                            self._weights.append(share * _sample_sizes(signals, within))
                         found = pull_squares([output], [signals], signs, within, diagonal, room)
                         squares = {name: square for name, square in found.items() if name in fit}
                     if extra is not None:
@@ -229,6 +256,17 @@ class ClosedForm:
                     ]
                     total.add_(torch.cat(parts), alpha=share)
         return problem.ranks.sum(total, "the squares of a trace")
+
+
+def _sample_sizes(signals: Tensor, calls: dict[str, LayerCall]) -> Tensor:
+    """About Σ_k ‖J_iᵀs_ik‖² of each sample (B,), as if layers kept the lengths of signals: ‖s‖²
+    times Σ(1 + ‖a‖²) over the layers' inputs a.
+    """
+    norm = torch.linalg.vector_norm
+    lengths = norm(signals.flatten(2), dim=2).double().square().sum(dim=0)
+    inputs = [norm(call.entered.flatten(1), dim=1).double() for call in calls.values()]
+    sizes: Tensor = lengths * (1 + torch.stack(inputs).square()).sum(dim=0)
+    return sizes
 
 
 def mean_of_rounds(
@@ -251,12 +289,14 @@ def mean_of_rounds(
             return Estimate(mean, stderr, 0, status, len(values) - 1)
 
 
-def _parts(problem: Problem, factors: Factors, most: int) -> Iterator[tuple[Batch, float]]:
-    """The data in parts whose signals fit, each with the weight of one of its samples."""
+def _parts(
+    problem: Problem, factors: Factors, most: int, only: Batch | None
+) -> Iterator[tuple[Batch, float]]:
+    """The data, or one batch, in parts whose signals fit, each with the weight of a sample."""
     loss = problem.loss_function
     assert loss is not None
     count = -1 - problem.ranks.rank
-    for weight, batch in problem.share:
+    for weight, batch in problem.share if only is None else [(1.0, only)]:
         if batch.size <= most or not factors.parts:
             yield batch, weight / batch.size
             continue
@@ -355,7 +395,7 @@ def _sample_squares(
     """The squares of any parameters, from per-sample gradients, a few samples at a time."""
     with torch.no_grad():
         output = problem.output(leaves, batch)
-    signals, signs = factors.make(output.detach(), batch)
+    signals, signs = factors.make(problem, output.detach(), batch)
     gradients = _sample_gradients(problem, leaves, names)
     numbers = sum(leaves[name].numel() for name in names)
     rows = max(1, room // (numbers * output.element_size()))

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -150,14 +149,14 @@ def random_like(likes: Sequence[Tensor], rng: torch.Generator) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Factors:
-    """``make(output, batch)`` gives S (K, B, …) and signs c (K, B) with Σ_k c_k s_k s_kᵀ = M; K is
-    ``count``.
+    """``make(problem, output, batch)`` gives S (K, B, …) and signs c (K, B) with Σ_k c_k s_k s_kᵀ =
+    M; K is ``count``.
 
     ``parts``: whether part of a batch has the factors it has within the whole, up to its share.
     """
 
     count: int
-    make: Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
+    make: Callable[[Problem, Tensor, Batch], tuple[Tensor, Tensor]]
     parts: bool = True
 
 
@@ -171,19 +170,19 @@ def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Facto
     if output is None:
         return None
     if kind in ("empirical", "monte_carlo"):
-        residuals = (
-            linearise.empirical_residuals(problem)
-            if kind == "empirical"
-            else linearise.monte_carlo_residuals(problem, samples, seed)
-        )
 
-        def rank_one(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        def rank_one(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            residuals = (
+                linearise.empirical_residuals(problem)
+                if kind == "empirical"
+                else linearise.monte_carlo_residuals(problem, samples, seed)
+            )
             stacked = torch.stack([draw[0] for draw in residuals(output, batch)])
             return stacked, stacked.new_full(stacked.shape[:2], 1.0 / len(stacked))
 
         return Factors(samples if kind == "monte_carlo" else 1, rank_one, parts=False)
 
-    def positive(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def positive(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         target = problem.target(batch)
         weights = loss.fisher(output, target) if kind == "fisher" else None
         found = diagonal_factors(weights[0]) if weights else loss.factors(output, target)
@@ -197,7 +196,7 @@ def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Facto
     known = loss.product(output, target) is not None or width > linearise.WIDEST_CUSTOM
     if known or not linearise.loss_separates(problem, output, batch):
         return None
-    return Factors(width, partial(eigen_factors, problem), parts=not isinstance(loss, Custom))
+    return Factors(width, eigen_factors, parts=not isinstance(loss, Custom))
 
 
 def separate_output(few: Few) -> Tensor | None:
