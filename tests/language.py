@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,21 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdahat._core.rng import generator
+from lambdahat.bench.chain_rows import import_transformers
 
 WORDS, LENGTH = 13, 7
 
 
 def hugging_face() -> Any:
-    """The transformers package, whose models import torchvision where that is installed, be it
-    broken.
-    """
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        pass
-    except RuntimeError:  # built for another torch
-        sys.modules["torchvision"] = None  # type: ignore[assignment]
-    return pytest.importorskip("transformers")
+    """The transformers package, or a skip."""
+    pytest.importorskip("transformers")
+    return import_transformers()
 
 
 def causal(**options: Any) -> nn.Module:

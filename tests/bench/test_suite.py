@@ -2,13 +2,16 @@
 so.
 """
 
+import importlib
 import math
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from lambdahat.bench import FAMILIES, Plan, problems, rows, run
+from lambdahat.bench.chain_rows import import_transformers
 from lambdahat.bench.peers import PEERS
 from lambdahat.bench.records import OURS, UNIT
 from lambdahat.bench.rows import WORKS, trace_rows
@@ -126,3 +129,34 @@ def test_every_family_is_there():
         "determinants",
         "graphs",
     ]
+
+
+def test_a_broken_torchvision_is_hidden_from_transformers_alone(tmp_path, monkeypatch):
+    """It stays broken for others, also where transformers was imported and had found it before."""
+    found = "from functools import cache\nfrom importlib.util import find_spec\n"
+    for name in ("is_torchvision_available", "is_torchvision_v2_available"):
+        found += f"@cache\ndef {name}():\n    return find_spec('torchvision') is not None\n"
+    files = {
+        "torchvision/__init__.py": "raise RuntimeError('built for another torch')",
+        "transformers/__init__.py": "",
+        "transformers/utils/__init__.py": "",
+        "transformers/utils/import_utils.py": found,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("torchvision", "transformers"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        looks = importlib.import_module("transformers.utils.import_utils")
+        assert looks.is_torchvision_available()
+        assert import_transformers() is sys.modules["transformers"]
+        assert not looks.is_torchvision_available()
+        assert "torchvision" not in sys.modules
+        assert find_spec("torchvision") is not None
+    finally:
+        for name in [*sys.modules]:
+            if name.partition(".")[0] == "transformers":
+                del sys.modules[name]

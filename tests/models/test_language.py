@@ -7,6 +7,7 @@ from torch import nn
 from lambdahat._core.rng import generator
 from lambdahat.models import gpt, lstm
 from lambdahat.models.language import LSTMLanguageModel
+from tests.language import hugging_face
 
 
 def test_the_unrolled_lstm_is_torchs():
@@ -59,15 +60,11 @@ def test_fused_attention_is_ours():
 
 @pytest.mark.oracle
 def test_gpt_with_their_weights_is_the_gpt2_of_transformers():
-    transformers = pytest.importorskip("transformers")
+    transformers = hugging_face()
     config = transformers.GPT2Config(
         vocab_size=20, n_positions=8, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     )
-    try:
-        theirs = transformers.GPT2LMHeadModel(config).double().eval()
-    # transformers imports torchvision, where that is installed and fits torch or not
-    except ImportError as error:
-        pytest.skip(str(error))
+    theirs = transformers.GPT2LMHeadModel(config).double().eval()
     ours = gpt(20, 8, 16, 2, 2).double().eval()
     parts = {"wte": ours.tokens, "wpe": ours.positions, "ln_f": ours.norm}
     for i, block in enumerate(ours.blocks):

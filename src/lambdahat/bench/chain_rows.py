@@ -112,11 +112,31 @@ class Numbers(Dataset[dict[str, Tensor]]):
 def devinterp(module: str) -> Any:
     """A module of devinterp."""
     with contextlib.suppress(ImportError):
-        try:
-            import_module("torchvision")
-        except RuntimeError:  # built for another torch; transformers imports it if it finds it
-            sys.modules["torchvision"] = None  # type: ignore[assignment]
+        import_transformers()
     return import_module(f"devinterp.{module}")
+
+
+def import_transformers() -> Any:
+    """The package transformers, which uses torchvision if installed, but not one that is broken.
+
+    A torchvision built for another torch raises when it is imported. It is hidden only while
+    transformers looks for it, for other packages would meet what is hidden later on.
+    """
+    try:
+        import_module("torchvision")
+    except ImportError:
+        pass
+    except RuntimeError:
+        sys.modules["torchvision"] = None  # type: ignore[assignment]
+        try:
+            package = import_module("transformers.utils.import_utils")
+            for name in ("is_torchvision_available", "is_torchvision_v2_available"):
+                look = getattr(package, name)
+                getattr(look, "cache_clear", lambda: None)()  # it may have been imported before
+                look()
+        finally:
+            del sys.modules["torchvision"]
+    return import_module("transformers")
 
 
 def token_loss(
