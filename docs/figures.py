@@ -1,4 +1,4 @@
-"""Draw the figures of the documentation: ``python docs/figures.py [folder]``.
+"""Draw the figures of the documentation: ``python docs/figures.py [folder [name ...]]``.
 
 Everything is measured here, on a small network trained on the digits that come with the package,
 with fixed seeds; but for the coverage of intervals, which ``benchmarks/coverage.py`` measures, the
@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,13 @@ def part(name: str, figure: str) -> Callable[[], Any]:
 
 
 FIGURES: dict[str, Callable[[], Any]] = {
+    "overview": part("howto", "overview"),
+    "top-eigenvalue": part("howto", "eigenvector"),
+    "transformer-coefficient": part("howto", "transformer"),
+    "learning-rate": part("howto", "stable_rate"),
+    "sharpness-during-training": part("howto", "sharpness"),
+    "compare-checkpoints": part("howto", "compared"),
+    "not-a-minimum": part("howto", "below_the_centre"),
     "architecture": part("architecture", "rooms"),
     "random-matrices": part("matrix", "ensembles"),
     "lanczos-and-diagonals": part("matrix", "lanczos_and_diagonals"),
@@ -100,13 +107,13 @@ def save(drawn: Any, path: Path) -> None:
     few.save(path, optimize=True)
 
 
-def main(folder: Path) -> None:
-    """Draw every figure into a folder."""
+def main(folder: Path, names: Sequence[str] = ()) -> None:
+    """Draw the figures with these names, or all, into a folder."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, made in FIGURES.items():
-        save(made(), folder / f"{name}.png")
+    for name in names or FIGURES:
+        save(FIGURES[name](), folder / f"{name}.png")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER, sys.argv[2:])

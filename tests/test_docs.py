@@ -180,6 +180,25 @@ def test_pages_of_the_reference_are_of_readable_length(site):
     assert max(reference.values()) < 50_000, reference  # 30,000 are about 20,000 pixels
 
 
+@pytest.mark.documents
+def test_the_gallery_has_every_figure_with_its_page_and_its_code(site):
+    gallery, code = (
+        (site / page / "index.html").read_text(encoding="utf-8")
+        for page in ("gallery", "gallery-code")
+    )
+    cards = re.findall(
+        r'<li>\s*<p><a href="\.\./?([\w-]*)/?"><img [^>]*src="\.\./figures/([\w-]+)\.png"', gallery
+    )
+    assert sorted(figure for _, figure in cards) == sorted(
+        path.stem for path in (DOCS / "figures").iterdir()
+    )
+    for page, figure in cards:
+        html = (site / page / "index.html").read_text(encoding="utf-8")
+        assert f"figures/{figure}.png" in html
+    linked = set(re.findall(r'href="\.\./gallery-code/#([\w-]+)"', gallery))
+    assert linked == set(figures_script().FIGURES) == set(re.findall(r'<h2 id="([\w-]+)"', code))
+
+
 def test_exit_codes_are_those_of_the_command():
     codes = {
         exits.OK,

@@ -195,9 +195,7 @@ def _(advice: Advice) -> list[Chart]:
     series, lines = [], []
     if isinstance(levels, NoiseLevels):
         series += [
-            _prediction(
-                levels, lambda b: _isotropic(levels, b), "isotropic noise, Theorem 14", "amber"
-            ),
+            _prediction(levels, lambda b: _isotropic(levels, b), "isotropic noise model", "amber"),
             _prediction(
                 levels,
                 lambda b: _sum(levels.largest, levels.expected_excess(b)),
@@ -208,7 +206,7 @@ def _(advice: Advice) -> list[Chart]:
         lines = [("all data", float(levels.largest))]
     views = [(view.batch_size, view.measured) for view in levels.views]
     series.append(interval_series("batches, measured", views, colour="vermilion"))
-    title = f"Largest eigenvalue of the {levels.operator}"
+    title = f"Largest eigenvalue of the {levels.operator.replace('hessian', 'Hessian')}"
     rates = advice.optimizer in GRADIENT or isinstance(levels, BatchLevels)
     marks: list[Mark] = []
     ends: list[Mark] = []
@@ -221,11 +219,18 @@ def _(advice: Advice) -> list[Chart]:
     trained = _advised(advice, "stable rate by training")
     if rates and trained:
         told.append(interval_series("by training", trained, colour="green"))
+    bound = "Largest stable learning rate" if rates else "Least stable damping"
     label = "learning rate" if rates else "damping"
     log: dict[str, Any] = {"x_log": True, "y_log": True, "caption": INTERVAL}
     return [
         Chart(
-            advice.rule, BATCH, label, tuple(told), lines=tuple(marks), x_lines=tuple(ends), **log
+            f"{bound}, {advice.rule}",
+            BATCH,
+            label,
+            tuple(told),
+            lines=tuple(marks),
+            x_lines=tuple(ends),
+            **log,
         ),
         Chart(title, BATCH, "λ₁ of a batch", tuple(series), lines=tuple(lines), **log),
     ]
