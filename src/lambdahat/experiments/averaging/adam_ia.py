@@ -38,22 +38,22 @@ def cells(config: AdamScale) -> list[Cell]:
     """Runs with averages and scheduled AdamW with batch norm; two of them also without it."""
     varied = "network", "adam_rate", "coupled", "decoupled", "partial", "rate", "seeds"
     base = runs.shared_settings(config, *varied)
-    settings = {
+    tuned = {
         "SWA": (config.rate, config.coupled),
         "Adam-IA": (config.adam_rate, config.coupled),
         "Gadam": (config.adam_rate, config.decoupled),
         "GadamX": (config.rate, config.partial),
         "AdamW": (config.adam_rate, config.decoupled),
     }
-    plans = {name: runs.recipe(name, *pair, config.epochs) for name, pair in settings.items()}
+    plans = {name: runs.recipe(name, *pair, config.epochs) for name, pair in tuned.items()}
     plans[SLOW] = {**plans["SWA"], "ratio": LOW}
     grid = [(WITH, f"{config.network}-BN", name) for name in plans]
     grid += [(WITHOUT, config.network, name) for name in ("Gadam", "AdamW")]
-    return [
-        {**base, "norm layers": norm, "network": network, "run": name, **plans[name], "seed": seed}
+    settings = [
+        {"norm layers": norm, "network": network, "run": name, **plans[name]}
         for norm, network, name in grid
-        for seed in range(config.seeds)
     ]
+    return kit.grid(base, setting=settings, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -122,7 +122,7 @@ def falls(upper: Rows, lower: Rows) -> Reading:
     """log₁₀ of how much further the norm falls, 1 − ‖θ̄‖/mean‖θ‖, in one run than in another."""
     logs = []
     for part in (upper, lower):
-        mean, iterate = runs.pairs(part, "average norm"), runs.pairs(part, "iterate norm")
+        mean, iterate = (part.paired(f"{name} norm", runs.RUN) for name in ("average", "iterate"))
         shares = {key: 1 - mean[key] / iterate[key] for key in mean}
         logs.append({key: math.log10(x) if x > 0 else math.nan for key, x in shares.items()})
     return kit.paired_difference(*logs)

@@ -405,37 +405,14 @@ def size_of(task: AveragedTask) -> Row:
     return {"parameters": parameters_of(task.model)}
 
 
-def pairs(rows: Rows, name: str) -> dict[tuple[Any, Any], float]:
-    """A column's mean for each network and seed."""
-    groups: dict[tuple[Any, Any], list[float]] = {}
-    for row in rows:
-        if row.get(name) is not None:
-            groups.setdefault((row.get("network"), row["seed"]), []).append(float(row[name]))
-    return {key: sum(found) / len(found) for key, found in groups.items()}
-
-
-def gap(upper: Rows, lower: Rows, name: str) -> Reading:
-    """The difference of two settings, network by network and seed by seed."""
-    return kit.paired_difference(pairs(upper, name), pairs(lower, name))
-
-
-def mean(rows: Rows, name: str) -> Reading:
-    """The mean of a column over networks and seeds."""
-    return kit.mean_of(list(pairs(rows, name).values()))
+RUN = ("network", "seed")  # which runs are compared with each other
+gap, decades = partial(kit.gap, by=RUN), partial(kit.decades, by=RUN)
+mean = partial(kit.over_seeds, by=RUN)
 
 
 def change(rows: Rows, after: str, before: str) -> Reading:
     """The difference of two columns of the same rows, over networks and seeds."""
-    return kit.paired_difference(pairs(rows, after), pairs(rows, before))
-
-
-def decades(upper: Rows, lower: Rows, name: str) -> Reading:
-    """log₁₀ of the ratio of two settings, paired by network and seed."""
-    logs = []
-    for part in (upper, lower):
-        found = pairs(part, name).items()
-        logs.append({key: math.log10(x) if x > 0 else math.nan for key, x in found})
-    return kit.paired_difference(*logs)
+    return kit.paired_difference(rows.paired(after, RUN), rows.paired(before, RUN))
 
 
 def comparison(

@@ -52,14 +52,9 @@ def cells(config: DimensionScale) -> list[Cell]:
     base = {"subject": "network", **kit.settings_of(config, "widths", "dimensions", "seeds")}
     tuned = {name: tuned_settings("VGG", name) for name in OPTIMIZERS}
     recipes = [runs.recipe(name, *pair, config.epochs) for name, pair in tuned.items()]
-    networks = [
-        {**base, "network": f"VGG-4×{width}-BN", **recipe, "seed": seed}
-        for width in config.widths
-        for recipe in recipes
-        for seed in range(config.seeds)
-    ]
-    axes = {"dimension": config.dimensions, "seed": range(config.seeds)}
-    return networks + kit.grid({"subject": "quadratic"}, **axes)
+    names, seeds = [f"VGG-4×{width}-BN" for width in config.widths], range(config.seeds)
+    networks = kit.grid(base, network=names, recipe=recipes, seed=seeds)
+    return networks + kit.grid({"subject": "quadratic"}, dimension=config.dimensions, seed=seeds)
 
 
 def run(cell: Cell, device: str) -> list[Row]:

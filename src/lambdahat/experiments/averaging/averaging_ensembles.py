@@ -39,11 +39,8 @@ class EnsembleScale(kit.ImageScale):
 def cells(config: EnsembleScale) -> list[Cell]:
     """Weight decay × seed; a cell trains one averaged network and the members of an ensemble."""
     base = runs.shared_settings(config, "decays", "seeds")
-    return [
-        {**base, **runs.recipe("SWA", config.rate, decay, config.epochs), "seed": seed}
-        for decay in config.decays
-        for seed in range(config.seeds)
-    ]
+    plans = [runs.recipe("SWA", config.rate, decay, config.epochs) for decay in config.decays]
+    return kit.grid(base, plan=plans, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:

@@ -263,11 +263,8 @@ def cells(config: ScheduleScale) -> list[Cell]:
         "Gadam + LH": recipe("Gadam+LH", *adam, epochs),
         "Gadam-Auto": recipe("Gadam-Auto", *adam, epochs, "flat") | auto,
     }
-    return [
-        {**base, "run": name, **plan, "seed": seed}
-        for name, plan in recipes.items()
-        for seed in range(config.seeds)
-    ]
+    named = [{"run": name, **plan} for name, plan in recipes.items()]
+    return kit.grid(base, run=named, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:

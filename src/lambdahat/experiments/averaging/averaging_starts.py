@@ -52,7 +52,7 @@ def cells(config: StartScale) -> list[Cell]:
             tuned = tuned_settings(network, optimizer.removesuffix("+LH"), config.quick)
             plan = runs.recipe(optimizer, *tuned, config.epochs, schedule)
             setting = {**base, "network": network, "run": name, **plan}
-            out += [{**setting, "seed": seed} for seed in range(config.seeds)]
+            out += kit.grid(setting, seed=range(config.seeds))
     return out
 
 

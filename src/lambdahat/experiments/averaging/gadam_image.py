@@ -141,7 +141,7 @@ def cells(config: GadamScale) -> list[Cell]:
             for name in optimizers:
                 tuned = tuned_settings(network, name, config.quick)
                 setting = {**shared, "network": network, **runs.recipe(name, *tuned, config.epochs)}
-                out += [{**setting, "seed": seed} for seed in range(seeds)]
+                out += kit.grid(setting, seed=range(seeds))
     return out
 
 

@@ -165,7 +165,7 @@ def cells(config: ImagenetScale) -> list[Cell]:
             if schedule == "step":
                 plan["milestones"] = marks
             seeds = range(config.seeds if name in RUNS else config.more_seeds)
-            out += [{**base, "network": network, "run": name, **plan, "seed": n} for n in seeds]
+            out += kit.grid({**base, "network": network, "run": name, **plan}, seed=seeds)
     return out
 
 

@@ -70,7 +70,7 @@ def cells(config: LanguageScale) -> list[Cell]:
         ("GadamX", "Padam-IA", config.padam_rate, "flat"),
     ):
         plan = runs.recipe(optimizer, rate, DECAY, config.epochs, schedule, first, every=1)
-        out += [{**base, "name": name, **plan, "seed": seed} for seed in range(config.seeds)]
+        out += kit.grid({**base, "name": name, **plan}, seed=range(config.seeds))
     return out
 
 

@@ -33,10 +33,8 @@ class NoisyScale:
 
 def cells(config: NoisyScale) -> list[Cell]:
     """A cell for each quadratic."""
-    return [
-        {**kit.settings_of(config, "seeds", "steps"), "steps": list(config.steps), "seed": seed}
-        for seed in range(config.seeds)
-    ]
+    base = {**kit.settings_of(config, "seeds"), "steps": list(config.steps)}
+    return kit.grid(base, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:

@@ -123,9 +123,8 @@ class DampedScale(kit.ImageScale):
 
 def damped_cells(config: DampedScale) -> list[Cell]:
     """Setting × seed."""
-    base = kit.settings_of(config, "settings", "seeds")
-    settings, seeds = [{**base, **asdict(one)} for one in config.settings], range(config.seeds)
-    return [{**setting, "seed": seed} for setting in settings for seed in seeds]
+    base, settings = kit.settings_of(config, "settings", "seeds"), map(asdict, config.settings)
+    return kit.grid(base, setting=settings, seed=range(config.seeds))
 
 
 def damped_run(cell: Cell, device: str) -> list[Row]:
@@ -172,15 +171,12 @@ class OrderScale(kit.Scale):
 def cells(config: OrderScale) -> list[Cell]:
     """Optimiser and rate × seed."""
     base = kit.settings_of(config, "sgd", "adam", "seeds")
-    settings = [("Lanczos", rate, RATIO * rate, name) for name in CURVATURES for rate in RATES]
-    settings += [("SGD", rate, 0.0, "") for rate in config.sgd]
-    settings += [("Adam", rate, 1e-8, "") for rate in config.adam]
+    values = [("Lanczos", rate, RATIO * rate, name) for name in CURVATURES for rate in RATES]
+    values += [("SGD", rate, 0.0, "") for rate in config.sgd]
+    values += [("Adam", rate, 1e-8, "") for rate in config.adam]
     names = "optimizer", "rate", "damping", "curvature"
-    return [
-        {**base, **dict(zip(names, setting, strict=True)), "seed": seed}
-        for setting in settings
-        for seed in range(config.seeds)
-    ]
+    settings = [dict(zip(names, each, strict=True)) for each in values]
+    return kit.grid(base, setting=settings, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:

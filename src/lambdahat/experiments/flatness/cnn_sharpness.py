@@ -103,12 +103,10 @@ class CnnDecayScale(kit.Scale):
 def decay_cells(scale: CnnDecayScale) -> list[Cell]:
     """Network × weight decay × seed."""
     base = kit.settings_of(scale, "networks", "decay", "seeds")
-    return [
-        {**base, "network": name, "side": side, "rate": rate, "decay": decay, "seed": seed}
-        for name, side, rate in scale.networks
-        for decay in (0.0, scale.decay)
-        for seed in range(scale.seeds)
-    ]
+    names = "network", "side", "rate"
+    networks = [dict(zip(names, each, strict=True)) for each in scale.networks]
+    decays, seeds = (0.0, scale.decay), range(scale.seeds)
+    return kit.grid(base, network=networks, decay=decays, seed=seeds)
 
 
 def decay_run(cell: Cell, device: str) -> list[Row]:

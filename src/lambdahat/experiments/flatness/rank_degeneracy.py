@@ -64,15 +64,11 @@ class RankDegeneracyScale:
 def cells(config: RankDegeneracyScale) -> list[Cell]:
     """Subject × seed."""
     base = kit.settings_of(config, "subjects", "seeds")
-    found = [
-        {**base, **asdict(subject), "parity": subject.exact, "seed": seed}
-        for subject in config.subjects
-        for seed in range(config.seeds)
-    ]
-    for cell in found:
-        if cell["precision"] == "float32":  # as in stored cells
-            del cell["precision"]
-    return found
+    subjects = [asdict(subject) | {"parity": subject.exact} for subject in config.subjects]
+    for subject in subjects:
+        if subject["precision"] == "float32":  # as in stored cells
+            del subject["precision"]
+    return kit.grid(base, subject=subjects, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:

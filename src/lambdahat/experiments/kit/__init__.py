@@ -18,6 +18,7 @@ from lambdahat.experiments.kit.cells import capitalize as capitalize
 from lambdahat.experiments.kit.cells import curve as curve
 from lambdahat.experiments.kit.cells import decades as decades
 from lambdahat.experiments.kit.cells import errors as errors
+from lambdahat.experiments.kit.cells import finite as finite
 from lambdahat.experiments.kit.cells import gap as gap
 from lambdahat.experiments.kit.cells import gap_of_gaps as gap_of_gaps
 from lambdahat.experiments.kit.cells import grid as grid
@@ -34,6 +35,7 @@ from lambdahat.experiments.kit.cells import stems as stems
 from lambdahat.experiments.kit.claims import LEAST_EFFECT as LEAST_EFFECT
 from lambdahat.experiments.kit.claims import MISSING as MISSING
 from lambdahat.experiments.kit.claims import PRECONDITION as PRECONDITION
+from lambdahat.experiments.kit.claims import UNKNOWN as UNKNOWN
 from lambdahat.experiments.kit.claims import Claim as Claim
 from lambdahat.experiments.kit.claims import Reading as Reading
 from lambdahat.experiments.kit.claims import Table as Table

@@ -65,12 +65,13 @@ class Rows(Sequence[Row]):
             if None not in key:
                 yield key if len(names) > 1 else key[0], Rows(part)
 
-    def paired(self, name: str, by: str = "seed") -> dict[Any, float]:
-        """One number for each value of ``by``: the mean of the column over its rows."""
+    def paired(self, name: str, by: str | tuple[str, ...] = "seed") -> dict[Any, float]:
+        """One number for each value of ``by``, or tuple of values: the column's mean there."""
         groups: dict[Any, list[float]] = {}
         for row in self._records:
             if row.get(name) is not None:
-                groups.setdefault(row[by], []).append(float(row[name]))
+                key = row[by] if isinstance(by, str) else tuple(row.get(each) for each in by)
+                groups.setdefault(key, []).append(float(row[name]))
         return {key: sum(found) / len(found) for key, found in groups.items()}
 
     def frame(self) -> Any:
@@ -115,10 +116,20 @@ def settings_of(config: Any, *varied: str) -> Cell:
 def grid(base: Mapping[str, Any], **axes: Iterable[Any]) -> list[Cell]:
     """The cells that share ``base`` and differ in the axes, the last of which goes fastest.
 
+    A value that is a dict stands for all of its settings.
+
     >>> grid({"epochs": 3}, decay=(0, 1), seed=range(2))[1]
     {'epochs': 3, 'decay': 0, 'seed': 1}
+    >>> grid({}, by=[{"rule": "SGD", "rate": 0.1}], seed=[4])
+    [{'rule': 'SGD', 'rate': 0.1, 'seed': 4}]
     """
-    return [{**base, **dict(zip(axes, place, strict=True))} for place in product(*axes.values())]
+    cells = []
+    for place in product(*axes.values()):
+        cell = dict(base)
+        for name, value in zip(axes, place, strict=True):
+            cell |= value if isinstance(value, Mapping) else {name: value}
+        cells.append(cell)
+    return cells
 
 
 def without_seeds(cell: Cell) -> Cell:
@@ -137,20 +148,23 @@ def label_of(cell: Cell) -> str:
     return " ".join(f"{name}={value}" for name, value in cell.items())
 
 
-def logs(rows: Rows, name: str) -> dict[Any, float]:
+By = str | tuple[str, ...]  # the columns that tell runs apart
+
+
+def logs(rows: Rows, name: str, by: By = "seed") -> dict[Any, float]:
     """log₁₀ of a column for each seed; NaN where it is not positive."""
-    found = rows.paired(name).items()
+    found = rows.paired(name, by).items()
     return {seed: math.log10(value) if value > 0 else math.nan for seed, value in found}
 
 
-def decades(upper: Rows, lower: Rows, name: str) -> Reading:
+def decades(upper: Rows, lower: Rows, name: str, by: By = "seed") -> Reading:
     """log₁₀ of the ratio of two settings, seed by seed."""
-    return paired_difference(logs(upper, name), logs(lower, name))
+    return paired_difference(logs(upper, name, by), logs(lower, name, by))
 
 
-def gap(upper: Rows, lower: Rows, name: str) -> Reading:
+def gap(upper: Rows, lower: Rows, name: str, by: By = "seed") -> Reading:
     """The difference of two settings, seed by seed."""
-    return paired_difference(upper.paired(name), lower.paired(name))
+    return paired_difference(upper.paired(name, by), lower.paired(name, by))
 
 
 def gap_of_gaps(upper: tuple[Rows, Rows], lower: tuple[Rows, Rows], *names: str) -> Reading:
@@ -165,9 +179,9 @@ def gap_of_gaps(upper: tuple[Rows, Rows], lower: tuple[Rows, Rows], *names: str)
     return paired_difference(*gaps)
 
 
-def over_seeds(rows: Rows, name: str) -> Reading:
+def over_seeds(rows: Rows, name: str, by: By = "seed") -> Reading:
     """The mean of a column over the seeds."""
-    return mean_of(list(rows.paired(name).values()))
+    return mean_of(list(rows.paired(name, by).values()))
 
 
 def by_seed(rows: Rows, statistic: Callable[[Rows], float]) -> Reading:
@@ -204,7 +218,12 @@ def reading_series(
 
 def errors(readings: Sequence[Reading]) -> list[float | None]:
     """Standard errors, None where there is none."""
-    return [reading.stderr if math.isfinite(reading.stderr) else None for reading in readings]
+    return finite([reading.stderr for reading in readings])
+
+
+def finite(values: Iterable[float]) -> list[float | None]:
+    """The numbers of a chart, None where one is not finite."""
+    return [value if math.isfinite(value) else None for value in values]
 
 
 def stems(label: str, row: Mapping[str, Any]) -> Series:

@@ -73,11 +73,14 @@ class Reading:
         return f"{self.value:.4g} ± {self.stderr:.2g}" if self.stderr > 0 else f"{self.value:.4g}"
 
 
+UNKNOWN = Reading(math.nan, math.nan, math.nan, 0)
+
+
 def mean_of(values: Sequence[float]) -> Reading:
     """The mean over seeds; with one seed its error is not known."""
     found = np.asarray([value for value in values if math.isfinite(value)], dtype=float)
     if len(found) == 0:
-        return Reading(math.nan, math.nan, math.nan, 0)
+        return UNKNOWN
     error = float(found.std(ddof=1) / math.sqrt(len(found))) if len(found) > 1 else math.nan
     return Reading(float(found.mean()), error, len(found) - 1, len(found))
 

@@ -33,7 +33,7 @@ SURE = 2.0  # standard errors by which a batch shows more
 # of normal batches, within one deviation of what is one deviation off
 AT_ONE = float(norm.cdf(2) - norm.cdf(0))
 LEARNT = 0.9  # of the loss of guessing
-UNKNOWN = kit.Reading(math.nan, math.nan, math.nan, 0)
+
 THEOREMS = {"additive": "Theorem 14", "multiplicative": "Theorem 16"}
 OURS = "directional"  # the model that is not the thesis's
 
@@ -150,7 +150,7 @@ def excess_slope(point: TrainingPoint) -> kit.Reading:
         if excess > SURE * mean.stderr > 0:
             seen.append((math.log(size), math.log(excess), excess / mean.stderr))
     if len(seen) < 3:
-        return UNKNOWN
+        return kit.UNKNOWN
     x, y, weight = np.array(seen).T
     coefficients, covariance = np.polyfit(x, y, 1, w=weight, cov="unscaled")
     misfit = float((((np.polyval(coefficients, x) - y) * weight) ** 2).sum()) / (len(seen) - 2)
@@ -199,7 +199,7 @@ def _mean_ratio(point: TrainingPoint, model: str) -> kit.Reading:
         (predicted, mean) for predicted, mean in found if predicted.value > 0 and mean.value > 0
     ]
     if not known:
-        return UNKNOWN
+        return kit.UNKNOWN
     logs = [math.log(predicted.value / mean.value) for predicted, mean in known]
     squares = [(mean.stderr / mean.value / len(known)) ** 2 for _, mean in known]
     common = sum(predicted.stderr / predicted.value for predicted, _ in known) / len(known)

@@ -15,15 +15,7 @@ from lambdahat.experiments import kit
 from lambdahat.experiments.averaging.averaged_training import network, parameters_of
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.training import final_row, images, train_by_sgd
-from lambdahat.experiments.minibatch.largest_rates import (
-    FACTOR,
-    FALL,
-    GUESSED,
-    LOST,
-    RULES,
-    SAME,
-    UNKNOWN,
-)
+from lambdahat.experiments.minibatch.largest_rates import FACTOR, FALL, GUESSED, LOST, RULES, SAME
 from lambdahat.experiments.minibatch.stability_edges import FEWEST
 
 STABLE = 4  # times the reference, 512 against 128: up to there the thesis has no drop
@@ -168,7 +160,9 @@ def _error_claims(setup: Setup) -> Iterator[kit.Claim]:
         most, reference = STABLE * setup.reference, setup.reference
         inside = [size for size in setup.sizes if size <= most and size != reference]
         known = [(size, setup.rise(size)) for size in inside]
-        size, worst = max(known, key=lambda item: abs(item[1].value), default=(reference, UNKNOWN))
+        size, worst = max(
+            known, key=lambda item: abs(item[1].value), default=(reference, kit.UNKNOWN)
+        )
         yield claim("stable", worst, inside=", ".join(map(str, inside)), size=size)
     if setup.residual:
         part, unmet = setup.at(last), unmet or smoothness_reason(setup)

@@ -192,7 +192,7 @@ def _errors(rows: Rows, kind: str, damping: float, eta: float) -> dict[int, floa
 def _slope(rows: Rows, dampings: Sequence[float]) -> kit.Reading:
     """The slope of the test error in percent over log₁₀ δ at the least η."""
     if len(dampings) < 2:
-        return kit.Reading(math.nan, math.nan, math.nan, 0)
+        return kit.UNKNOWN
     errors = [_errors(rows, "test", damping, min(rows.distinct("eta"))) for damping in dampings]
     logs, by_seed = np.log10(dampings), ([each[seed] for each in errors] for seed in errors[0])
     return kit.mean_of([float(np.polyfit(logs, values, 1)[0]) for values in by_seed])
@@ -261,8 +261,7 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
 def _mean(rows: Rows, measure: str) -> tuple[float | None, float | None]:
     """Mean in percent and its error over the seeds, None where not known."""
     reading = kit.mean_of([100 * value for value in rows.paired(measure).values()])
-    both = (reading.value, reading.stderr)
-    value, error = (number if math.isfinite(number) else None for number in both)
+    value, error = kit.finite([reading.value, reading.stderr])
     return value, error
 
 

@@ -35,7 +35,7 @@ LOST = 50.0
 CHANCE = 0.9  # the error of a network that guesses among ten classes, as one that diverged does
 GUESSED = math.log(10)  # its loss
 FALL = 0.9  # of the first loss, below which a network has learnt
-UNKNOWN = kit.Reading(math.nan, math.nan, math.nan, 0)
+
 NAMES = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "Adam"}
 
 CLAIMS = kit.ClaimTexts("""
@@ -129,7 +129,7 @@ def worst_ratio(frontier: Frontier, expected: Mapping[int, float]) -> tuple[kit.
     ]
     known = [(size, reading) for size, reading in found if math.isfinite(reading.value)]
     if not known:
-        return UNKNOWN, ""
+        return kit.UNKNOWN, ""
     size, worst = max(known, key=lambda item: abs(item[1].value))
     return worst, f" = log₂ of the ratio at B = {size}"
 
@@ -164,7 +164,7 @@ def _later(runs: ScalingRuns, frontier: Frontier) -> kit.Claim:
             shares += [(float(value / least), row, place) for row, value in values]
     below = [share for share in shares if share[0] < 1]
     if not below:
-        return claim(UNKNOWN, unmet="no run has a rate below the edge")
+        return claim(kit.UNKNOWN, unmet="no run has a rate below the edge")
     _, row, place = max(below)
     losses = runs.training_loss[row, place].nan_to_num(GUESSED, GUESSED).tolist()
     size, rate = runs.batch_sizes[place], float(runs.values[row, place])
@@ -317,7 +317,8 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
 def edge_series(frontier: Frontier, name: str) -> kit.Series:
     """Geometric means over seeds with their errors."""
     centre = frontier.centre()
-    heights, errors = (_finite(values.tolist()) for values in (centre, centre * frontier.stderr()))
+    spread = centre * frontier.stderr()
+    heights, errors = (kit.finite(values.tolist()) for values in (centre, spread))
     return kit.Series(name, frontier.batch_sizes, heights, errors, "points")
 
 
@@ -350,13 +351,9 @@ def _over_sizes(runs: ScalingRuns, values: Tensor) -> tuple[kit.Series, ...]:
     series = []
     for rule, row in zip(runs.rules, values, strict=True):
         readings = [kit.mean_of(each.tolist()) for each in row]
-        heights, errors = _finite([r.value for r in readings]), kit.errors(readings)
+        heights, errors = kit.finite([r.value for r in readings]), kit.errors(readings)
         series.append(kit.Series(rule, runs.batch_sizes, heights, errors))
     return tuple(series)
-
-
-def _finite(values: Sequence[float]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values]
 
 
 RISE = 1.1  # times the first loss, above which a run is not steady

@@ -558,14 +558,14 @@ def _over_seeds(
     columns = [Rows({"value": value} for value in column) for column in zip(*table, strict=True)]
     found = [mean_and_deviation(column, "value") for column in columns]
     errors = [0.0 if math.isnan(deviation) else 2 * deviation for _, deviation in found]
-    return Series(label, x, _finite_or_none([mean for mean, _ in found]), errors, style)
+    return Series(label, x, kit.finite([mean for mean, _ in found]), errors, style)
 
 
 def _bars(task: str, rows: Rows, activation: str) -> Chart:
     rules = rows.distinct("rule")
     found = [mean_and_deviation(rows.where(rule=rule), "norm") for rule in rules]
     spreads = ([mean for mean, _ in found], [2 * deviation for _, deviation in found])
-    means, errors = map(_finite_or_none, spreads)
+    means, errors = map(kit.finite, spreads)
     printed = [PUBLISHED[task, activation].get(rule, {}).get("norm") for rule in rules]
     theirs = Series("thesis", rules, printed, style="bars", published=True)
     series = Series("ours", rules, means, errors, "bars"), theirs
@@ -573,10 +573,6 @@ def _bars(task: str, rows: Rows, activation: str) -> Chart:
     caption = "Error bars are 2 standard deviations over the seeds."
     title = f"Norm at the end, {activation}"
     return Chart(title, *axes, series, y_log=True, source=source, caption=caption)
-
-
-def _finite_or_none(values: Sequence[float]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values]
 
 
 def _eigenvalues(rows: Rows, activation: str, source: str) -> Chart:
