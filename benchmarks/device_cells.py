@@ -41,7 +41,7 @@ from lambdahat.data.catalogue import locate
 from lambdahat.experiments.averaging.averaged_training import sharing_runs, training_of
 from lambdahat.experiments.kit.cells import Cell, key_of, label_of
 from lambdahat.experiments.kit.experiment import WHOLE
-from lambdahat.experiments.kit.store import Store, _record, stores_in
+from lambdahat.experiments.kit.store import Store, read_record, stores_in
 from lambdahat.experiments.kit.sweeps import Outcome, matches, run_cell
 from lambdahat.experiments.published import find
 from lambdahat.training import stepping
@@ -336,7 +336,7 @@ def fold(source: Path, target: Path) -> None:
                 ).fetchall()
             store.add(
                 cell,
-                [_record(record) for (record,) in records],
+                [read_record(record) for (record,) in records],
                 seconds,
                 json.loads(facts) if facts else None,
             )

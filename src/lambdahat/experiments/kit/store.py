@@ -257,13 +257,9 @@ class Store:
         connection.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?)", [*digests.items()])
 
     def _parse(self, text: Any) -> Row:
-        """A JSON object of the store; numbers that JSON lacks are objects of their own."""
-
-        def number(found: Row) -> Any:
-            return float(found["number"]) if set(found) == {"number"} else found
-
+        """A JSON object of the store."""
         try:
-            return dict(json.loads(text, object_hook=number))
+            return read_record(text)
         except (ValueError, TypeError, RecursionError) as error:
             raise Damaged(f"{self.path} is damaged: an entry is not JSON ({error})") from error
 
@@ -319,6 +315,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     return value
+
+
+def read_record(text: str) -> Row:
+    """A row from its JSON, in which numbers that JSON lacks are objects of their own."""
+
+    def number(found: Row) -> Any:
+        return float(found["number"]) if set(found) == {"number"} else found
+
+    return dict(json.loads(text, object_hook=number))
 
 
 def _digests(connection: sqlite3.Connection, names: list[str]) -> dict[str, str]:
