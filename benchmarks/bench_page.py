@@ -44,7 +44,7 @@ def section(name: str, found: BenchResult) -> str:
         f"### {headline(found)}",
         made,
         figure,
-        "Slower than another library, or far above the limit (see the notes above):",
+        "Slower than another library, or far above the limit ([why](bench-notes.md)):",
         explain,
         markdown_table(HEADER, rows).rstrip(),
     )
