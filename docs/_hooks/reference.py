@@ -15,7 +15,7 @@ import griffe
 ENTRY = re.compile(
     r"^(?:<!-- (?P<shown>lh\.[\w.]+) -->\n)?::: lambdahat\.(?P<path>[\w.]+)$", re.MULTILINE
 )
-SENTENCE_END = re.compile(r"(?<=\.)(?<!al\.)(?<!Eq\.)(?<!Eqs\.)(?<!Alg\.)\s")
+SENTENCE_END = re.compile(r"(?<=\.)(?<!al\.)(?<!Eq\.)(?<!Eqs\.)(?<!Fig\.)\s")
 FOLDER, ALL = "reference/", "<!-- all names -->"
 
 

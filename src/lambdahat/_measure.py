@@ -46,7 +46,9 @@ def measure(
     folder: str | Path | None = None,
     keep_vectors: bool = True,
 ) -> Measurement:
-    """Measure the quantities named in ``what``, most of them on one curvature operator.
+    """Measure several quantities of one problem, such as trace, spectrum and learning coefficient.
+
+    Those of the curvature share one operator.
 
     "llc" is the learning coefficient at the problem's parameters; ``sampling`` holds settings for
     it and for "llc_curve", "bayes_criteria", "temperature_regression", "free_energy" and "sweep",

@@ -47,6 +47,7 @@ class DataSet:
 
 
 CATALOGUE: dict[str, DataSet] = {}
+"""The registered data sets by name."""
 
 
 def register_dataset(

@@ -25,7 +25,7 @@ MOMENTS = 4  # vectors of float64: running sums, and what they are made of
 def diagonal(
     operator: OperatorLike, tol: float = 0.1, probes: int | None = None, seed: int = 0
 ) -> Estimate:
-    """The diagonal of A (P,), with the standard error of each element.
+    """Estimate the diagonal of an operator, (P,), with the standard error of each element.
 
     Exact if the operator provides it. Otherwise the mean of z⊙Az over Rademacher probes (Bekas,
     Kokiopoulou & Saad 2007, with z⊙z = 1), each element of variance Σ_{j≠i} a_ij². If the operator

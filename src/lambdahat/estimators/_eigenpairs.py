@@ -70,7 +70,7 @@ def eigenpairs(
     seed: int = 0,
     basis: str = "device",
 ) -> Eigenpairs:
-    """k extreme eigenpairs by thick-restart Lanczos.
+    """Compute k extreme eigenpairs, with residuals, by thick-restart Lanczos.
 
     ``which`` is "largest" (values in descending order), "smallest" (ascending), "magnitude"
     (descending |λ|) or "both": k at each end, in descending order. ``tol`` is the accuracy of the
@@ -125,7 +125,9 @@ def power_iteration(
     max_matvecs: int | None = None,
     seed: int = 0,
 ) -> Eigenpairs:
-    """The k eigenpairs of largest magnitude, in descending |λ|, by simultaneous power iteration.
+    """Compute the k eigenpairs of largest magnitude by simultaneous power iteration.
+
+    They are in descending order of |λ|.
 
     Algorithm 1 of the regularization thesis, Q, R = QR(AQ), with Rayleigh–Ritz values and another
     stopping rule: successive Q also differ little where neighbouring |λ| are close and Q turns
@@ -163,7 +165,10 @@ def spectral_norm(
     max_memory: float | None = None,
     seed: int = 0,
 ) -> Estimate:
-    """‖A‖₂ = max|λ| to a relative ``tol``, by Lanczos; its error is the residual bound."""
+    """Estimate the spectral norm ‖A‖₂ = max|λ| to a relative ``tol``, by Lanczos.
+
+    The error is the bound by the residual.
+    """
     found = eigenpairs(operator, 1, "magnitude", tol, max_matvecs, max_memory, seed)
     value, error = abs(float(found.values[0])), float(found.residuals[0])
     return Estimate(value, error, found.cost, found.status)

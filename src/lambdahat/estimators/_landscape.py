@@ -33,13 +33,15 @@ def landscape(
     labels: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Landscape:
-    """L(θ + t·v) on ``points`` offsets t, or L(θ + t·v + s·w) on points × points.
+    """Evaluate the loss on a line, L(θ + t·v), or on a plane, L(θ + t·v + s·w), through θ.
 
     A direction is "random" (uniform on the unit sphere), "filter" (see ``random_direction``), a
     vector (P,), ``Eigenpairs`` (their first vector), or the result of ``towards``; one direction
     gives a line, a sequence of two or a tensor (P, 2) a plane. A vector is used with its own
-    length: an offset of 1 is the vector's end. Offsets are evenly spaced on [−distance, distance],
-    or on ``distance`` = (low, high). ``held_out`` is other data, or a problem on it. ``refresh``
+    length: an offset of 1 is the vector's end. The ``points`` offsets are evenly spaced on
+    [−distance, distance], or on ``distance`` = (low, high).
+
+    ``held_out`` is other data, or a problem on it. ``refresh``
     recomputes batch-norm statistics over the training data at each point, for both losses; without
     it the curvature vᵀHv of each direction is measured too.
     """
@@ -76,7 +78,7 @@ def landscape(
 def random_direction(
     problem: Problem, seed: int = 0, name: str = "direction", filters: bool = True
 ) -> Tensor:
-    """A random direction (P,), by default normalised filter by filter (Li et al. 2018, §4).
+    """Draw a random direction (P,), by default normalised per filter (Li et al. 2018, §4).
 
     Each filter, a slice along the first dimension of a weight, is rescaled to the norm of the
     parameters' own: d_f ← d_f·‖θ_f‖/‖d_f‖. Parameters of fewer than two dimensions (biases, norm
@@ -101,7 +103,7 @@ def random_direction(
 
 
 def towards(problem: Problem, end: Problem | Tensor) -> Tensor:
-    """The direction (P,) from a problem's parameters to others; offset 1 is the other end.
+    """Return the direction (P,) from a problem's parameters to others; offset 1 is the other end.
 
     ``landscape(problem, towards(problem, other), distance=(0, 1))`` is the loss between two
     checkpoints.

@@ -187,7 +187,7 @@ def logdet(
     tol: float | None = None,
     max_matvecs: int | None = None,
 ) -> Estimate:
-    """log det A = tr log A of a positive definite operator.
+    """Estimate the log-determinant log det A = tr log A of a positive definite operator.
 
     "slq" is stochastic Lanczos quadrature, "maxent" the expectation of log λ under the
     maximum-entropy density with 2·``depth`` Chebyshev moments (MEMe, Algorithm 3 of the spectral

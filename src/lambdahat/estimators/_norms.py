@@ -39,7 +39,7 @@ CHOSEN = 1.06
 def frobenius_norm(
     operator: OperatorLike, tol: float = 0.01, max_matvecs: int | None = None, seed: int = 0
 ) -> Estimate:
-    """‖A‖_F, within ``tol`` relative at 95 % confidence.
+    """Estimate the Frobenius norm ‖A‖_F to a relative ``tol`` at 95 % confidence.
 
     A few outliers dominate the norm of a network's Hessian and make ‖Az‖² skewed, so they are
     deflated: for Q an orthonormal basis of AΩ,

@@ -158,7 +158,9 @@ def spectrum(
     *,
     basis: str = "auto",
 ) -> Spectrum:
-    """The spectral density by stochastic Lanczos quadrature (Golub and Meurant; Ubaru et al. 2017).
+    """Estimate the spectral density by stochastic Lanczos quadrature.
+
+    The method is that of Golub and Meurant, and of Ubaru et al. (2017).
 
     Each probe is uniform on the unit sphere and costs ``depth`` products (default: 100, or P if
     that is less). Its Ritz values and squared first components are the Gauss rule of the probe's
@@ -191,7 +193,7 @@ def trace_function(
     probes: int = 10,
     seed: int = 0,
 ) -> Estimate:
-    """tr f(A) for an element-wise ``function`` of eigenvalues, by stochastic Lanczos quadrature.
+    """Estimate tr f(A) for a ``function`` of the eigenvalues, by stochastic Lanczos quadrature.
 
     The status is QUADRATURE if three quarters of the depth give a value that differs by more than
     the standard error, and PRECISION_LIMIT if rounding inside a model, measured as in ``spectrum``,
@@ -220,7 +222,9 @@ def moments(
     probe: str = "sphere",
     tol: float | None = None,
 ) -> Moments:
-    """tr φ_k(A)/P for k = 0 … ``count``; φ_k is xᵏ, or a Chebyshev or Legendre polynomial.
+    """Estimate the spectral moments tr φ_k(A)/P for k = 0 … ``count``.
+
+    φ_k is xᵏ, or the Chebyshev or Legendre polynomial.
 
     ``bounds`` is the interval that is mapped to [−1, 1] first; it must contain the spectrum.
     Without it the two polynomial bases estimate it by a short Lanczos run, widen it if the moments

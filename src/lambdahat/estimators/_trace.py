@@ -131,7 +131,7 @@ def trace(
     probe: str | None = None,
     seed: int = 0,
 ) -> Estimate:
-    """Estimate tr A within a relative ``tol`` at 95 % confidence, with as few products as possible.
+    """Estimate the trace of an operator to a relative ``tol``, with as few products as possible.
 
     The half-width of the 95 % interval is at most tol·max(|tr A|, ‖A‖_F). The Frobenius norm guards
     operators whose trace is close to 0; for a positive semi-definite A it is never the larger. If
@@ -223,7 +223,7 @@ def _estimate(
 def trace_per_layer(
     operator: OperatorLike, tol: float = 0.05, max_matvecs: int | None = None, seed: int = 0
 ) -> dict[str, Estimate]:
-    """The trace of each layer's diagonal block A_ll, from one set of probes.
+    """Estimate the trace of each layer's diagonal block, all from one set of probes.
 
     For Rademacher z, z_lᵀ(Az)_l has mean tr A_ll. Every layer is estimated to ``tol`` relative to
     the larger of |tr A_ll| and ‖A_l‖_F, A_l the rows of the layer. The cost of each estimate is

@@ -51,7 +51,9 @@ Derivative = Callable[[Batch], Tensor]
 def variance(
     problem: Problem, probes: int = PROBES, seed: int = 0, samples: int | None = None
 ) -> Variance:
-    """Per-element variance over samples of the gradient, the Hessian and the Gauss–Newton matrix.
+    """Estimate how gradient, Hessian and Gauss–Newton matrix vary between samples.
+
+    The variances are per element.
 
     Each probe is one vector v, uniform on the unit sphere; the errors are those of the mean over
     probes (NaN for one probe). With ``samples``, every probe also draws its own subset of that many

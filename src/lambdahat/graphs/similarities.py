@@ -69,7 +69,9 @@ def similarity(
     seed: int = 0,
     tol: float = TOLERANCE,
 ) -> Similarity:
-    """½(KL(p‖q) + KL(q‖p)) between the spectra of each pair of graphs (Eq. 3.12, spectral thesis).
+    """Compare the spectra of each pair of graphs by their symmetric KL divergence.
+
+    It is ½(KL(p‖q) + KL(q‖p)), Eq. 3.12 of the spectral thesis.
 
     ``spectrum`` makes the spectra of graphs, with the same settings for all. How high the peaks of
     a density are depends on where its solver stopped, so all are then fitted with one penalty: the

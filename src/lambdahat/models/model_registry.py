@@ -37,6 +37,7 @@ class Entry:
 
 
 MODELS: dict[str, Entry] = {}
+"""The registered networks by name."""
 
 
 def register_model(

@@ -58,6 +58,7 @@ def histograms(values: Mapping[str, Any]) -> dict[str, tuple[np.ndarray, np.ndar
 
 
 LOGGERS: dict[str, type[Any]] = {}
+"""The registered loggers by name."""
 
 
 def register_logger(name: str) -> Callable[[type[Any]], type[Any]]:

@@ -231,6 +231,7 @@ def with_errors(*columns: str) -> tuple[str, ...]:
 
 
 TRACKERS: dict[str, type[SampledTracker]] = {}
+"""The registered trackers by name."""
 
 
 def register(*columns: str) -> Callable[[type[SampledTracker]], type[SampledTracker]]:
