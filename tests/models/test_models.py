@@ -142,7 +142,7 @@ def test_a_model_by_name_is_that_of_the_function():
         (lambda: mlp([4]), "sizes must name"),
         (lambda: mlp([4, 0]), "at least 1"),
         (lambda: mlp([4, 2], "step"), "one of 'relu'"),
-        (lambda: mlp([4, 2], dropout=1.0), r"dropout must be a share in \[0, 1\), got 1.0"),
+        (lambda: mlp([4, 2], dropout=1.0), r"dropout must lie in \[0, 1\), got 1.0"),
         (lambda: deep_linear([4]), "sizes must name"),
         (lambda: preresnet(18), "depth must be 9n \\+ 2, such as 110 or 164, got 18"),
         (lambda: wide_resnet(27), "depth must be 6n \\+ 4, such as 28, got 27"),
@@ -150,7 +150,7 @@ def test_a_model_by_name_is_that_of_the_function():
         (lambda: resnet50(stem="mnist"), "stem must be one of 'imagenet', 'cifar'"),
         (lambda: resnext29(cardinality=0), "cardinality must be"),
         (lambda: lstm(20, layers=0), "layers must be"),
-        (lambda: lstm(20, dropout=-0.1), "dropout must be a share"),
+        (lambda: lstm(20, dropout=-0.1), "dropout must lie in"),
         (lambda: gpt(width=10, heads=3), "heads must divide the width 10, got 3"),
         (
             lambda: gpt(20, 4, 8, 2, 1)(torch.zeros(1, 5, dtype=torch.long)),

@@ -298,13 +298,7 @@ def _count_by_density(graph: Graph, result: Clusters, seed: int, refine: bool) -
     assert result.spectrum is not None
     density, moments = result.spectrum.density, result.spectrum.moments
     share, spread = _mass_below(density, moments, result.cut)
-    kept = 3 * (len(moments) - 1) // 4 + 1
-    part = replace(
-        moments,
-        values=moments.values[:kept],
-        stderr=moments.stderr[:kept],
-        covariance=moments.covariance[:kept, :kept],
-    )
+    part = first_moments(moments, 3 * (len(moments) - 1) // 4)
     fewer, _ = _mass_below(fit(part, tol=TOLERANCE), part, result.cut)
     value, error = len(graph) * share, len(graph) * math.hypot(spread, share - fewer)
     status = result.status if density.status.ok else density.status
@@ -318,6 +312,13 @@ def _count_by_density(graph: Graph, result: Clusters, seed: int, refine: bool) -
     return replace(
         result, value=count, stderr=0.0, status=status, cost=cost, dof=math.inf, gaps=gaps
     )
+
+
+def first_moments(moments: Moments, count: int) -> Moments:
+    """Moments 0 … ``count`` alone."""
+    kept = slice(count + 1)
+    numbers = {name: getattr(moments, name)[kept] for name in ("values", "stderr")}
+    return replace(moments, **numbers, covariance=moments.covariance[kept, kept])
 
 
 def _alone(gaps: Sequence[Gap], components: int) -> bool:

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdahat._core.check import require, require_count
+from lambdahat._core.check import require, require_count, require_number
 from lambdahat.models.initial import initialize
 from lambdahat.models.model_registry import register_model
-from lambdahat.models.perceptrons import require_share
 
 State = list[tuple[Tensor, Tensor]]
 
@@ -34,7 +33,7 @@ class LSTMLanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         require_count(layers, "layers")
-        require_share(dropout)
+        require_number(dropout, "dropout", "[0, 1)")
         widths = [embedding, *[hidden] * (layers - 1), embedding]
         self.dropout, self.fused = dropout, fused
         self.embedding = nn.Embedding(vocabulary, embedding)
@@ -194,7 +193,7 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         require_count(blocks, "blocks")
-        require_share(dropout)
+        require_number(dropout, "dropout", "[0, 1)")
         require(width % heads == 0, "heads", f"divide the width {width}", repr(heads))
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)

@@ -100,13 +100,8 @@ def _deep_linear(
 
 def dropouts(rate: float) -> list[Callable[[], nn.Module]]:
     """No layer at rate 0, else one that drops this share."""
-    require_share(rate)
+    require_number(rate, "dropout", "[0, 1)")
     return [lambda: nn.Dropout(rate)] if rate else []
-
-
-def require_share(rate: float) -> None:
-    """Refuse a rate of dropout outside [0, 1)."""
-    require(0.0 <= rate < 1.0, "dropout", "be a share in [0, 1)", repr(rate))
 
 
 def _require_sizes(sizes: Sequence[int]) -> None:
@@ -184,7 +179,6 @@ def _thesis_network(
     seed: int,
 ) -> nn.Sequential:
     kind = ACTIVATIONS[require_choice(activation, "activation", ACTIVATIONS)]
-    require_number(dropout, "dropout", "[0, 1)")
-    model = nn.Sequential(*hidden, kind(), *([nn.Dropout(dropout)] if dropout else []), output)
+    model = nn.Sequential(*hidden, kind(), *(make() for make in dropouts(dropout)), output)
     draw_weights(model, variance, seed)
     return model

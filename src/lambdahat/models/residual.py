@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +115,23 @@ def _head(inputs: int, classes: int) -> list[nn.Module]:
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
 
 
+def _preactivation(
+    stem: nn.Module,
+    width: int,
+    blocks: int,
+    make: Callable[[int, int, int], nn.Module],
+    expansion: int,
+    classes: int,
+) -> nn.Sequential:
+    """Three stages of ``blocks`` blocks ``make(inputs, width, stride)``, each twice as wide."""
+    layers, inputs = [stem], 16
+    for stage in range(3):
+        for block in range(blocks):
+            layers.append(make(inputs, width * 2**stage, 2 if stage and block == 0 else 1))
+            inputs = expansion * width * 2**stage
+    return nn.Sequential(*layers, nn.BatchNorm2d(inputs), nn.ReLU(), *_head(inputs, classes))
+
+
 EXPANSION = 4
 
 
@@ -153,14 +171,8 @@ def preresnet(
     blocks, rest = divmod(depth - 2, 9)
     require(rest == 0 and blocks > 0, "depth", "be 9n + 2, such as 110 or 164", repr(depth))
     with torch.device("meta"):
-        layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]
-        inputs = 16
-        for width, stride in ((16, 1), (32, 2), (64, 2)):
-            for block in range(blocks):
-                layers.append(PreactivationBottleneck(inputs, width, stride if block == 0 else 1))
-                inputs = EXPANSION * width
-        norm = (nn.BatchNorm2d(inputs), nn.ReLU())
-        model = nn.Sequential(*layers, *norm, *_head(inputs, classes))
+        stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        model = _preactivation(stem, 16, blocks, PreactivationBottleneck, EXPANSION, classes)
     initialize(model, seed, f"preresnet{depth}", he)
     return model
 
@@ -211,15 +223,9 @@ def wide_resnet(
     blocks, rest = divmod(depth - 4, 6)
     require(rest == 0 and blocks > 0, "depth", "be 6n + 4, such as 28", repr(depth))
     require_count(width, "width")
+    make = partial(WideBlock, bias=bias, dropout=dropout)
     with torch.device("meta"):
-        layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=bias)]
-        inputs = 16
-        for outputs, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
-            for block in range(blocks):
-                own = stride if block == 0 else 1
-                layers.append(WideBlock(inputs, outputs, own, bias, dropout))
-                inputs = outputs
-        norm = (nn.BatchNorm2d(inputs), nn.ReLU())
-        model = nn.Sequential(*layers, *norm, *_head(inputs, classes))
+        stem = nn.Conv2d(channels, 16, 3, padding=1, bias=bias)
+        model = _preactivation(stem, 16 * width, blocks, make, 1, classes)
     initialize(model, seed, f"wide_resnet{depth}x{width}", he)
     return model

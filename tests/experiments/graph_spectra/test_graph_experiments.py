@@ -25,7 +25,6 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
     OURS,
     counts,
     first_count,
-    first_moments,
     gap_count,
     lanczos_spectra,
     plain_moments,
@@ -33,6 +32,7 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
 from lambdahat.graphs import graph
+from lambdahat.graphs.cluster_counts import first_moments
 from lambdahat.graphs.spectra import eigenvalues
 from lambdahat.maxent import fit
 

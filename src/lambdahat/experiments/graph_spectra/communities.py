@@ -12,14 +12,13 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
     EGS,
     FIRST,
     density_counts,
-    first_moments,
     lanczos_spectra,
     plain_moments,
     real_graph,
     stand_in,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, smooth_density
+from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, first_moments, smooth_density
 from lambdahat.maxent import fit
 
 PRINTED = {

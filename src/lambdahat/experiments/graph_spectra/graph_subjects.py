@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
@@ -20,6 +20,7 @@ from lambdahat.graphs.cluster_counts import (
     TOLERANCE,
     clusters,
     find_gaps,
+    first_moments,
     smoothed_count,
 )
 from lambdahat.graphs.random_models import Model
@@ -209,17 +210,6 @@ def density_counts(density: MaxentDensity, graph: Graph) -> Iterator[Row]:
 def plain_moments(graph: Graph, count: int, probes: int, seed: int) -> Moments:
     """Chebyshev moments of the normalised Laplacian from random vectors alone (Algorithm 6)."""
     return moments(graph.normalized_laplacian(), count, "chebyshev", probes, seed, BOUNDS)
-
-
-def first_moments(found: Moments, count: int) -> Moments:
-    """The first of them, 0 … ``count``."""
-    kept = slice(count + 1)
-    return replace(
-        found,
-        values=found.values[kept],
-        stderr=found.stderr[kept],
-        covariance=found.covariance[kept, kept],
-    )
 
 
 def lanczos_spectra(graph: Graph, depths: Sequence[int], probes: int, seed: int) -> list[Spectrum]:

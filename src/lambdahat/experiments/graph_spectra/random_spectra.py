@@ -11,8 +11,8 @@ from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments import kit
-from lambdahat.experiments.graph_spectra.graph_subjects import first_moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.graphs.cluster_counts import first_moments
 from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.spectra import BOUNDS, TOLERANCE, components, eigenvalues, probed_moments
 from lambdahat.maxent import MaxentDensity, fit
