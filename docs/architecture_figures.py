@@ -1,4 +1,4 @@
-"""The rooms of the library, and the two walks through them: the figure of docs/architecture.md."""
+"""The packages of the library, and the two walks through them: the figure of architecture.md."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ ARROWS = (
 
 
 def rooms() -> Figure:
-    """Boxes for rooms, arrows for the way of ``lh.trace`` (blue) and of ``lh.llc`` (orange)."""
+    """Boxes for packages, arrows for the way of ``lh.trace`` (blue) and of ``lh.llc`` (orange)."""
     figure, axes = plt.subplots(figsize=(11, 4.2))
     for name, (x, y, half, contents) in ROOMS.items():
         _box(axes, x, y, half, 0.85)
         axes.text(x, y + 0.52, name, ha="center", va="center", weight="bold", fontsize=10)
         axes.text(x, y - 0.2, contents, ha="center", va="center", fontsize=8)
-    for y, text in ((6.0, ABOVE), (0.05, BELOW)):
+    for y, text in ((6.0, ABOVE), (-0.05, BELOW)):
         _box(axes, 8.5, y, 8.15, 0.35)
         axes.text(8.5, y, text, ha="center", va="center", fontsize=8)
     for start, end, colour in ARROWS:
@@ -60,8 +60,8 @@ def rooms() -> Figure:
             FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=14, color=colour, lw=1.8)
         )
     axes.text(6.95, 5.3, "lh.trace(lh.hessian(problem))", color=TRACE, ha="center", fontsize=9)
-    axes.text(6.95, 0.6, "lh.llc(problem)", color=LLC, ha="center", fontsize=9)
-    axes.set(xlim=(0.1, 16.9), ylim=(-0.5, 6.5))
+    axes.text(6.95, 0.5, "lh.llc(problem)", color=LLC, ha="center", fontsize=9)
+    axes.set(xlim=(0.1, 16.9), ylim=(-0.6, 6.5))
     axes.axis("off")
     figure.tight_layout(pad=0.2)
     return figure

@@ -219,14 +219,12 @@ def batch_norm() -> Any:
             model, "cross_entropy", data, norm="train", batch_size=128
         ),
     }
-    figure = new_figure(6.4, 5.2)
+    figure = new_figure(9.6, 3.6)
     axes: Any = None
     for place, (name, problem) in enumerate(problems.items(), start=1):
-        axes = tidy(figure.add_subplot(2, 1, place, sharex=axes, sharey=axes))
+        axes = tidy(figure.add_subplot(1, 2, place, sharex=axes, sharey=axes))
         lh.plot(lh.spectrum(lh.hessian(problem), depth=100, seed=0), axes)
         axes.set_title(name, fontsize="medium")
-        if place == 1:
-            axes.set_xlabel("")
     return axes
 
 

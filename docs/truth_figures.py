@@ -54,9 +54,9 @@ def coverage() -> Any:
     axes.set_yticks(range(len(readings)), readings)
     axes.set_ylim(len(readings) - 0.4, -0.6)
     axes.set_xlim(82, 101)
-    axes.set_xlabel("intervals that hold the exact answer, %")
+    axes.set_xlabel("intervals that contain the exact answer, %")
     axes.legend(frameon=False, fontsize="small", loc="upper left")
-    axes.set_title("95 % intervals, ± 1 s.e.", fontsize="medium")
+    axes.set_title("Coverage of 95 % intervals (bars: ± 1 standard error)", fontsize="medium")
     return axes
 
 
