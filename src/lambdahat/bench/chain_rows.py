@@ -45,7 +45,7 @@ Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (batch,)
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """What both sides are told. ε multiplies ½(nβ∇L + γ(w − w*)), and √ε the noise, on both."""
+    """Settings of both sides. ε multiplies ½(nβ∇L + γ(w − w*)), and √ε the noise, on both."""
 
     step_size: float
     nbeta: float

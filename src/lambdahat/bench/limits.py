@@ -56,7 +56,7 @@ class LayerWork:
     bytes: float
 
     def times(self, factor: float) -> LayerWork:
-        """So many of it."""
+        """The work of ``factor`` passes."""
         return LayerWork(self.flops * factor, self.bytes * factor)
 
     def at(self, rates: Rates) -> dict[str, float]:
@@ -65,7 +65,7 @@ class LayerWork:
 
 
 def measured_rates(device: str, quick: bool) -> Rates:
-    """By a product of square matrices and by a copy, float32."""
+    """Measure the rates by a product of square matrices and by a copy, in float32."""
     size, length = (
         (256, 2**18) if quick else (8192, 2**28) if device.startswith("cuda") else (2048, 2**25)
     )

@@ -56,7 +56,7 @@ class Peer:
         return import_module(f"{self.module}.{name}" if name else self.module)
 
     def version(self) -> str:
-        """Of the installed package, or "not installed"."""
+        """The version of the installed package, or "not installed"."""
         try:
             return version(self.package)
         except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a run of the benchmark measures: sizes, rounds, device, peers; rows from timings."""
+"""The plan of a benchmark run: sizes, rounds, device, peers; and rows from timings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def width(self) -> int:
-        """Of the perceptrons' hidden layers."""
+        """The width of the perceptrons' hidden layers."""
         return 8 if self.quick else 256
 
     def timed(
@@ -66,7 +66,7 @@ class Plan:
 
     @cached_property
     def rates(self) -> Rates:
-        """Of the machine."""
+        """The arithmetic and memory rates of the machine."""
         return measured_rates(self.device, self.quick)
 
     def able(self, work: str) -> list[Peer]:

@@ -39,17 +39,17 @@ class BenchCase:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Of the network, in its order."""
+        """The parameters of the network, in its order."""
         return list(self.model.parameters())
 
     @property
     def num_parameters(self) -> int:
-        """P."""
+        """The number of parameters P."""
         return sum(p.numel() for p in self.parameters)
 
     @property
     def num_samples(self) -> int:
-        """n."""
+        """The number of samples n."""
         return sum(len(y) for _, y in self.batches)
 
     @property
@@ -68,7 +68,7 @@ class BenchCase:
         return replace(self, batches=[(x[:size], y[:size])])
 
     def problem(self) -> Problem:
-        """As ours takes it."""
+        """The case as a ``Problem``."""
         return Problem(self.model, LOSS, self.batches)
 
     def gradient(self) -> Tensor:
@@ -108,7 +108,7 @@ def images(
 
 
 def network(name: str, width: int) -> nn.Module:
-    """By name: "mlp" and "tanh" are 784-width-width-10."""
+    """The network by name: "mlp" and "tanh" are 784-width-width-10."""
     if name == "lenet5":
         return lenet5()
     if name == "vgg16":

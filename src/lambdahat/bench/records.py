@@ -1,4 +1,4 @@
-"""What the benchmark found: one row for each task and who did it, and all rows of a run."""
+"""Results of the benchmark: a row for each task and library, and all rows of a run."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def smallest_growth(new: dict[str, BenchRow], old: dict[str, BenchRow]) -> float
 
 
 def merged(first: BenchResult, again: BenchResult) -> BenchResult:
-    """Of every task the run in which ours cost less: what a second look at a slow task leaves."""
+    """For every task the run in which ours was cheaper, after slow tasks were run again."""
     rows: list[BenchRow] = []
     for work, case in first.tasks():
         old, new = first.of(work, case), again.of(work, case)

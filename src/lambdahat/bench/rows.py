@@ -240,7 +240,7 @@ SHIFT = 0.05
 
 
 class SolverEffort(NamedTuple):
-    """Of a stochastic quadrature."""
+    """Probes and depth of a stochastic quadrature."""
 
     probes: int
     depth: int

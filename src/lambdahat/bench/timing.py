@@ -26,7 +26,7 @@ Maker = Callable[[], Run]  # set-up, which is not timed; what it returns is
 
 @dataclass(frozen=True)
 class Clocked:
-    """What a self-timing task returns: its seconds, those of its unit, and its answer."""
+    """The result of a task that times itself: its seconds and its answer."""
 
     seconds: float
     value: Any = None
@@ -109,7 +109,7 @@ def compare(
 
 
 def _number(run: Run, first: tuple[float, Any], sample_s: float) -> int:
-    """How many calls fill a sample."""
+    """The number of calls that fill a sample."""
     if first[0] > 1.0 or sample_s == 0:
         return 1
     if isinstance(run(), Clocked):

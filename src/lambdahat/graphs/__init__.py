@@ -1,4 +1,4 @@
-"""What the spectrum of a graph says: its density, its clusters, its likeness to others, the model
+"""Spectral analysis of graphs: their density, its clusters, its likeness to others, the model
 that made it.
 
 Chapter 3 of the spectral thesis, for graphs with millions of edges.

@@ -139,7 +139,7 @@ def open_text(path: Path) -> IO[str]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What the first two rows of an edge list say: how cells are separated, and what they hold."""
+    """The layout of an edge list, read off its first two rows: separator and columns."""
 
     separator: str | None
     header: bool
@@ -337,7 +337,7 @@ def _weight(data: str) -> float:
 
 @dataclass(frozen=True)
 class MarketHeader:
-    """What a Matrix Market file says of itself; ``entries`` are those in the file."""
+    """The header of a Matrix Market file; ``entries`` are those in the file."""
 
     rows: int
     columns: int
@@ -451,7 +451,7 @@ def gml(path: Path) -> tuple[list[str], Chunk, bool]:
 
 
 def _records(items: list[tuple[str, Any]], key: str, *fields: str) -> list[dict[str, Any]]:
-    """What stands in brackets behind every ``key``."""
+    """The records in brackets after every ``key``."""
     found = [value for name, value in items if name == key]
     plain = [value for value in found if not isinstance(value, list)]
     require(not plain, f"every GML {key}", "stand in brackets", f"{key} {''.join(plain[:1])}")

@@ -40,7 +40,7 @@ class Similarity(Result):
 
     @property
     def status(self) -> Status:
-        """That of the first spectrum that did not converge."""
+        """The status of the first spectrum that did not converge."""
         return next((one.status for one in self.spectra if not one.status.ok), Status.CONVERGED)
 
     def tree(self) -> Array:

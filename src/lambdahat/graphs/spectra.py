@@ -48,7 +48,7 @@ class Partition:
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         return int(self.labels.max()) + 1
 
 
@@ -218,7 +218,7 @@ class GraphSpectrum(Result):
 
     @property
     def status(self) -> Status:
-        """That of the density."""
+        """The status of the density."""
         return self.density.status
 
     @property

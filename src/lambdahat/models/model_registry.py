@@ -29,7 +29,7 @@ class Entry:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What may be chosen beyond what the data decide."""
+        """The arguments that are not determined by the data."""
         decided = {"inputs", "channels", "classes", "vocabulary", "seed"}
         fixed = self.build.keywords if isinstance(self.build, partial) else {}
         names = inspect.signature(self.build).parameters

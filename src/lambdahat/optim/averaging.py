@@ -93,7 +93,7 @@ def refresh_batch_norm(model: nn.Module, batches: Iterable[Any], limit: int | No
 def averaging_settings(
     average_start: int | None, average_every: int, patience: int | None
 ) -> dict[str, Any]:
-    """What ``OwnsAverage`` keeps in a parameter group: the settings, checked, and the counts."""
+    """The entries of ``OwnsAverage`` in a parameter group: checked settings, and counts."""
     if average_start is not None:
         cure = "None waits for start_averaging()"
         require_count(average_start, "average_start", least=0, cure=cure)

@@ -40,7 +40,7 @@ class Descent(Optimizer):
         """Refuse wrong settings of a parameter group by name."""
 
     def rate(self, group: dict[str, Any]) -> float:
-        """What a group's direction is multiplied with."""
+        """The learning rate of a group."""
         return float(group["lr"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ State = dict[str, Any]
 
 @dataclass
 class Sums:
-    """What the calls of one layer since the last step add up to."""
+    """The running totals of one layer since the last step."""
 
     totals: dict[str, Tensor] = field(default_factory=dict)
     rows: int = 0
@@ -47,7 +47,7 @@ class Sums:
         self.passes.add(forward_pass)
 
     def factors(self, scale: float = 1.0) -> dict[str, float]:
-        """What makes moments of the totals, for gradients that were multiplied by ``scale``."""
+        """The factors that turn totals into moments, for gradients multiplied by ``scale``."""
         return dict.fromkeys(self.totals, self.samples / scale**2) | {"A": 1.0 / max(self.rows, 1)}
 
 

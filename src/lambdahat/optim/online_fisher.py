@@ -31,7 +31,7 @@ MARGIN = 1.02
 
 
 class FisherTask(NamedTuple):
-    """What fixes the next estimate beside RY/rate; tensors are (S,) in float64.
+    """The inputs of an update beside RY/rate; tensors are (S,) in float64.
 
     ``rate`` is η/N, ``mass`` tr Y, ``least`` the floor ρ(1 − η) of the singular values of RY.
     """
@@ -252,7 +252,7 @@ class OnlineFisher:
 
 
 class Seen(NamedTuple):
-    """What estimates keep of N rows √gain·X: ``joint`` RXᵀX, (S, R, d), used up by an update."""
+    """The statistics of N rows √gain·X: ``joint`` RXᵀX, (S, R, d), overwritten by an update."""
 
     fisher: OnlineFisher
     joint: Tensor

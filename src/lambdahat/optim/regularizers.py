@@ -180,7 +180,7 @@ class Rule(ABC):
 
     @abstractmethod
     def term(self, parameters: Tensors, curvature: Tensors, step: int) -> list[Tensor]:
-        """What is added to each gradient; ``curvature`` is Hθ, empty if no product is needed."""
+        """The term added to each gradient; ``curvature`` is Hθ, empty if no product is needed."""
 
     def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
         """Hθ, or what the rule has in its place."""

@@ -1,4 +1,4 @@
-"""What a mini-batch does to curvature, and the learning rates, momenta and damping that follow."""
+"""How mini-batching changes the Hessian spectrum, and the rates and damping that follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a step, how large a batch: advice from measured curvature, with the reasons.
+"""Advice on learning rate and batch size from measured curvature, with the reasons.
 
 With batch norm in training mode a loss is that of a whole batch. Its Hessian is no mean over
 samples, so that there is none of all data and no τ², and batches of one size say nothing of those
@@ -100,7 +100,7 @@ def batch_recommendations(
 
 
 def batch_cautions(request: AdviceRequest, trained: bool) -> list[str]:
-    """What these rules cannot know."""
+    """Cautions about what these rules leave out."""
     if request.optimizer not in GRADIENT:
         return []
     unmoved = request.momentum > 0 and len(request.batch_sizes) == 2

@@ -286,7 +286,7 @@ def _scaling(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation
 
 
 def in_words(exponent: Estimate) -> str:
-    """What an exponent means, as far as its interval tells."""
+    """An exponent in words, as far as its interval decides."""
     if math.isnan(float(exponent.stderr)):
         return "how, is unknown"
     low, high = (

@@ -290,7 +290,7 @@ def _deviations(
 
 
 def _unseen_variance(squares: Tensor, drift: Tensor, total: int) -> Tensor:
-    """What samples outside a subset may add to τ².
+    """The possible contribution to τ² of samples outside a subset.
 
     Over all samples (M_i − M̄)φ has the mean 0. If that of the n drawn, ``drift``, exceeds twice
     what chance explains, a few of the others differ from all that were seen: one sample that alone

@@ -79,7 +79,7 @@ class BatchLevels(Result):
     status: Status = Status.CONVERGED
 
     def view(self, batch_size: int) -> BatchView:
-        """What batches of that size show."""
+        """The measurements on batches of that size."""
         return next(view for view in self.views if view.batch_size == batch_size)
 
 
@@ -154,11 +154,11 @@ class NoiseLevels(Result):
         return {name: pairs[name] for name in positive}
 
     def view(self, batch_size: int) -> BatchView:
-        """What batches of that size show."""
+        """The measurements on batches of that size."""
         return next(view for view in self.views if view.batch_size == batch_size)
 
     def excess(self, batch_size: int) -> Estimate:
-        """By how much the sharpness of batches exceeds λ₁ of all data, measured."""
+        """The measured excess of the sharpness of batches over λ₁ of all data."""
         sharpness = self.view(batch_size).sharpness
         return propagate(lambda seen, true: seen - true, sharpness, self.largest)
 
@@ -256,7 +256,7 @@ def _ends(matrix: LinearOperator, psd: bool, seed: int) -> tuple[Eigenpairs, Est
 
 
 def _count(batches: int | None, size: int, total: int) -> int:
-    """How many batches: one if it is all data; by default as many as hold all data once."""
+    """The number of batches: 1 for all data; by default as many as hold all data once."""
     if size == total:
         return 1
     return min(max(total // size, BATCHES[0]), BATCHES[1]) if batches is None else batches

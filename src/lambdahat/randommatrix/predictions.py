@@ -1,4 +1,4 @@
-"""What a batch of B samples will show of a spectrum known from all the data.
+"""Predictions of the spectrum of a batch of B samples from that of all the data.
 
 Second-order perturbation theory fails where the curvature along one eigenvector varies from batch
 to batch by more than its distance to the next: then they change places. Noise between k known

@@ -88,7 +88,7 @@ class SpikedModel(ABC):
 
     @abstractmethod
     def _shrinkage(self, at: Array) -> Array:
-        """What ψ' is multiplied by to be the overlap²."""
+        """The factor between ψ' and the overlap²."""
 
     @abstractmethod
     def _brackets(self) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -86,7 +86,7 @@ class FitSettings:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What decides the numbers."""
+        """The settings that determine the numbers."""
         return {name: value for name, value in asdict(self).items() if name not in HOW_LONG}
 
 
@@ -263,7 +263,7 @@ def _require_own_parameters(problem: Problem, optimizer: torch.optim.Optimizer) 
 
 
 def optimizer_settings(optimizer: Any) -> dict[str, Any]:
-    """What the optimiser was made with, by name, a value for each parameter group.
+    """The constructor settings of the optimiser by name, a value per parameter group.
 
     Of what a schedule or the optimiser itself moves it is the value at construction.
     """
@@ -413,7 +413,7 @@ class Trainer:
         self.metrics.cut(state["metrics"])
 
     def _about(self) -> dict[str, Any]:
-        """What must be the same for a run to go on, as it is before the first step."""
+        """The settings that must match for a run to be resumed, as of the first step."""
         stopping, tensors = self.early_stopping, self.subject.tensors
         return {
             **self.settings.fingerprint,
@@ -429,7 +429,7 @@ class Trainer:
         }
 
     def _stateful_parts(self) -> dict[str, Any]:
-        """What has a state of its own, by name."""
+        """The parts of the run with a state of their own, by name."""
         parts = {name: getattr(self, name) for name in ("optimizer", "schedule", "averaging")}
         parts |= {"scaler": self.stepper.scaler, "best": self.best}
         parts |= {f"tracker {i} ({each.name})": each for i, each in enumerate(self.trackers)}

@@ -64,7 +64,7 @@ def pack(state: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def unpack(tensors: Mapping[str, Tensor], document: Any) -> Any:
-    """What ``pack`` was given, with new tensors on the CPU."""
+    """The inverse of ``pack``, with new tensors on the CPU."""
     if isinstance(document, list):
         return [unpack(tensors, item) for item in document]
     if not isinstance(document, dict):

@@ -25,7 +25,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def contents(problem: Problem) -> list[Any]:
-    """What all samples are: a digest of the integers, then random projections of the real numbers.
+    """A fingerprint of all samples: a digest of the integers, random projections of real numbers.
 
     Another machine may prepare real numbers a little differently, so that ``same_contents``
     compares them to rounding. Of data that are no tensors, and would have to be read for it, the
@@ -94,7 +94,7 @@ class Feed:
 
     @property
     def step_samples(self) -> int:
-        """How many samples a step has, but for a short last one."""
+        """The number of samples per step, except for a short last one."""
         return self.accumulate * (self.batch_size or self.problem.batches.sizes[0])
 
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""What a training run leaves: its rows, how it ended, and where it is on disk."""
+"""``Run``, the result of training, and early stopping."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class BestSoFar:
         return {"row": self.row, "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What ``state_dict`` gave."""
+        """Restore what ``state_dict`` returned."""
         self.row, self.waited = dict(state["row"]), state["waited"]
 
 

@@ -111,7 +111,7 @@ class TrainingSubject:
 def count_hits(
     loss: Loss | None, output: Any, target: Any, device: torch.device, judge: Judge | None = None
 ) -> tuple[Tensor, Tensor]:
-    """How many targets are predicted, of how many; 0 of 0 where accuracy is undefined."""
+    """The number of correct predictions and of targets; 0 and 0 where accuracy is undefined."""
     tensors = isinstance(output, Tensor) and isinstance(target, Tensor)
     if judge is not None:
         hits = judge(output, target).bool()
@@ -335,7 +335,7 @@ class Tally:
         return {"sums": self.sums, "samples": self.samples, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What ``state_dict`` gave."""
+        """Restore what ``state_dict`` returned."""
         self.sums.copy_(state["sums"])
         self.samples, self.steps = state["samples"], state["steps"]
 

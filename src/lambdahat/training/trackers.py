@@ -132,7 +132,7 @@ class SampledTracker(ABC):
         """The fewest and the most products or gradients of one measurement."""
 
     def cost(self, problem: Problem) -> Cost:
-        """What one measurement will take, told in advance."""
+        """The expected cost of one measurement."""
         with _apart(problem):
             sample = self.sample_of(problem)
             return Cost(*self._bounds(sample), self.unit_of_cost, sample.num_samples)
@@ -174,7 +174,7 @@ class SampledTracker(ABC):
         return self._drawn[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next measurement takes from the last ones: tensors and plain values."""
+        """The state that the next measurement starts from: tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

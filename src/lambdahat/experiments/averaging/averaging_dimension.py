@@ -1,4 +1,4 @@
-"""What averaging gains against the number of parameters P (Theorem 18, Figure 7.8d)."""
+"""The gain of averaging against the number of parameters P (Theorem 18, Figure 7.8d)."""
 
 from __future__ import annotations
 

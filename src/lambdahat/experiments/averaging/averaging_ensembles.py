@@ -83,7 +83,7 @@ def ensemble_accuracy(models: Sequence[nn.Module], batches: Batches) -> float:
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
-    """What weight decay does to the gain of averages and to that of ensembles."""
+    """The effect of weight decay on the gains of averages and of ensembles."""
     decays = sorted(rows.distinct("decay"))
     none, most = rows.where(decay=decays[0]), rows.where(decay=decays[-1])
     text = f"""

@@ -72,7 +72,7 @@ def _exact(curvatures: np.ndarray, steps: int) -> Row:
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
-    """What each kind of averaging does to noise and to the mean; n counts quadratics."""
+    """The effect of each kind of averaging on noise and mean; n counts quadratics."""
     claim = kit.ClaimTexts(f"""
         matching: for the last iterate to have less loss than the average its rate must fall as 1/n
           (exponent) | Theorem 19 | ∝ 1/n | within 0.05 of -1

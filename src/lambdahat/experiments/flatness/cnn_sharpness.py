@@ -156,7 +156,7 @@ def _paper(rows: Rows) -> tuple[str, str]:
 
 
 def _change(rows: Rows, column: str, mode: str, direction: str = "above") -> Claim:
-    """What weight decay does to a quantity: sharpness in decades."""
+    """The claim that weight decay changes a quantity; sharpness in decades."""
     without, decayed = _pair(rows.where(mode=mode) if mode else rows)
     sharp, (paper, figure) = column in SHARPNESS, _paper(rows)
     reading = (kit.decades if sharp else kit.gap)(decayed, without, column)
@@ -323,7 +323,7 @@ def gadam_claims(rows: Rows) -> Iterator[Claim]:
 
 
 def _printed(rows: Rows) -> dict[tuple[str, str], tuple[float, float, str, str]]:
-    """What is printed of the data set of the rows, else of CIFAR-100."""
+    """The printed ratios on the data set of the rows, else on CIFAR-100."""
     return RATIOS | (ON_CIFAR10 if rows[0]["data"] == "cifar10" else {})
 
 

@@ -96,7 +96,7 @@ def _describe(weights: Tensor, x: float) -> Row:
 
 
 def _rank(values: Tensor) -> int:
-    """How many eigenvalues are not 0 to rounding."""
+    """The number of eigenvalues that are not 0 up to rounding."""
     return int((values.abs() > EXACT * values.abs().max()).sum())
 
 

@@ -95,7 +95,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def _measure(matrix: Tensor, training: Pair, held_out: Pair, seed: int, depth: int) -> Row:
-    """How well the softmax regression with weights (d + 1, K), biases last, does; its Hessian."""
+    """Accuracy and Hessian of softmax regression with weights (d + 1, K), biases last."""
     model = nn.Linear(matrix.shape[0] - 1, matrix.shape[1], device=matrix.device)
     with torch.no_grad():
         model.weight.copy_(matrix[:-1].mT)

@@ -132,7 +132,7 @@ CLAIMS = kit.ClaimTexts("""
 
 
 def claims(rows: Rows) -> list[kit.Claim]:
-    """Of the table, of the curves, and of the Email graph."""
+    """Claims on the table, on the curves, and on the Email graph."""
     return [
         *_table_claims(rows.where(kind="planted", links=LINKS)),
         *_curve_claims(rows.where(kind="curve")),
@@ -178,7 +178,7 @@ def _printed_slope(method: str) -> float:
 
 
 def _curve_claims(rows: Rows) -> Iterator[kit.Claim]:
-    """Of each graph of Figure 3.5; of a real one n counts estimates, of a made one graphs."""
+    """Claims on each graph of Figure 3.5; n counts estimates of a real graph, else graphs."""
     for name, part in rows.groups("graph"):
         first, title, over, unmet = part[0], name, OVER, ""
         if name in MIXED:  # by the size that was run, beside the thesis's
@@ -198,7 +198,7 @@ def _curve_claims(rows: Rows) -> Iterator[kit.Claim]:
 
 
 def _email_claims(rows: Rows) -> Iterator[kit.Claim]:
-    """Of one graph, over the seeds of the probes: each places λ* anew."""
+    """Claims on one graph, over the seeds of the probes: each places λ* anew."""
     (row,) = rows.where(kind="eigenvalues")
     unmet = stand_in("Email", row["data"])
     part = rows.where(kind="curve", graph="Email", method=FIRST, moments=row["order"])

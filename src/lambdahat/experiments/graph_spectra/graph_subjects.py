@@ -200,7 +200,7 @@ def counts(graph: Graph, orders: Sequence[int], probes: int, seed: int) -> Itera
 
 
 def density_counts(density: MaxentDensity, graph: Graph) -> Iterator[Row]:
-    """What an entropic density counts at its widest gap, and at its first minimum."""
+    """The counts of an entropic density at its widest gap and at its first minimum."""
     order = len(density.coefficients) - 1
     both = {EGS: gap_count(density, graph), FIRST: first_count(density, len(graph))}
     for method, (found, cut) in both.items():

@@ -121,7 +121,7 @@ def similarity_of(rows: Rows) -> Similarity:
 
 
 def tables(rows: Rows) -> Iterator[kit.Table]:
-    """What each graph is, and the divergences."""
+    """The graphs and their divergences."""
     graphs = {name: part[0] for name, part in rows.groups("one")}
     about = [
         (name, SUBJECTS[name].kind, row["data"], f"{row['size']:,}") for name, row in graphs.items()

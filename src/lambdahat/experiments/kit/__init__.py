@@ -1,4 +1,4 @@
-"""What experiments are made of, one module for each thing.
+"""The building blocks of experiments, one module each.
 
 ``cells``: cells, rows and what is read off them; ``claims``: readings, claims, verdicts, tables;
 ``store``: rows on disk; ``experiment``: an experiment and what its store says; ``sweeps``: the

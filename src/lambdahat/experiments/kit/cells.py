@@ -133,7 +133,7 @@ def grid(base: Mapping[str, Any], **axes: Iterable[Any]) -> list[Cell]:
 
 
 def without_seeds(cell: Cell) -> Cell:
-    """What the seeds of a setting share."""
+    """The settings of a cell without its seeds."""
     return {name: value for name, value in cell.items() if name not in ("seed", "seeds")}
 
 
@@ -245,7 +245,7 @@ def points(label: str, groups: Mapping[str, Rows], name: str) -> Series:
 
 
 def printed_points(label: str, printed: Mapping[Any, float]) -> Series:
-    """What a paper printed, by x, as points."""
+    """The values that a paper prints, by x, as points."""
     return Series(label, list(printed), list(printed.values()), style="points", published=True)
 
 

@@ -59,7 +59,7 @@ class Reading:
         return float(stats.nct.sf(stats.t.isf(level, dof), dof, shift)) if dof > 0 else math.nan
 
     def planned(self, threshold: float, level: float, power: float = POWER) -> int | None:
-        """How many seeds reach that power; None if more than MOST_SEEDS would."""
+        """The number of seeds that reaches a power; None beyond MOST_SEEDS."""
 
         def enough(count: int) -> bool:
             return self.power(threshold, level, count) >= power
@@ -291,7 +291,7 @@ def judge(claims: Iterable[Claim], level: float = LEVEL) -> list[Verdict]:
 
 
 def _plan(claim: Claim, level: float) -> str:
-    """How many seeds would decide a claim with POWER at this level."""
+    """The number of seeds that decides a claim with POWER at this level, in words."""
     power, count = claim.outlook(level)
     if math.isnan(power):
         return "not known"

@@ -1,4 +1,4 @@
-"""What an experiment is, and what the rows of its store say.
+"""``Experiment``, and the verdicts, tables and charts of the rows in its store.
 
 An experiment is a grid of cells at three scales, a function from a cell to rows, and claims, tables
 and charts that read the rows.
@@ -64,7 +64,7 @@ DIFFERENCES = ("network", "data", "rate", "length")  # between what we train and
 
 @dataclass(frozen=True)
 class Size:
-    """What was trained on what and for how long; "" and 0 stand for what the paper does not say.
+    """Network, data and length of a training run; "" and 0 where the paper does not say.
 
     ``samples`` are those trained on; where the paper names a data set and no number, its whole
     training part counts.
@@ -78,7 +78,7 @@ class Size:
 
     @classmethod
     def of(cls, cell: Cell) -> Size:
-        """What a cell trains, by the names that cells share; pooled images are another data set."""
+        """The size of a cell, from the settings that cells share; pooled images are other data."""
         side, gain, steep = (cell.get(name) for name in ("side", "gain", "steep"))
         short = {"ffnn": f"FFNN {cell.get('layers')} × {cell.get('width')}", "lenet5": "LeNet-5"}
         network = cell.get("network") or ""
@@ -106,7 +106,7 @@ class Size:
         return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours and theirs}
 
     def shortfall(self, paper: Size) -> str:
-        """What this lacks of the paper's training: "10,000 of 50,000 samples", or ""."""
+        """The part of the paper's training that is missing: "10,000 of 50,000 samples", or ""."""
         parts = [(name, *pair) for name, pair in self.parts(paper).items()]
         return ", ".join(
             f"{ours:,} of {all_:,} {name}" for name, ours, all_ in parts if ours < all_
@@ -179,7 +179,7 @@ class Experiment:
         return cells
 
     def trained(self, scale: str) -> list[Size]:
-        """What the cells of a scale train, each once; of cells that train nothing, nothing."""
+        """The distinct sizes that the cells of a scale train; none for cells without data."""
         sizes = dict.fromkeys(Size.of(cell) for cell in self.grid(scale))
         return [size for size in sizes if size.data]
 
@@ -203,7 +203,7 @@ class Experiment:
         return " and ".join(SETS[name] for name in needed if {*needed} <= {*UNAVAILABLE})
 
     def reduced(self, scale: str) -> str:
-        """What a scale lacks of the paper's training: "10,000 of 50,000 samples", or ""."""
+        """The part of the paper's training missing at a scale: "10,000 of 50,000 samples", or ""."""
         ours = self.trained(scale) if self.sizes else []
         pairs = [(each, each.nearest(self.sizes)) for each in ours]
         lacking = [each.shortfall(paper) for each, paper in pairs if not each.unlike(paper)]
@@ -231,7 +231,7 @@ class Findings:
 
     @property
     def progress(self) -> str:
-        """How many cells there are, in a sentence."""
+        """The number of finished cells, in a sentence."""
         if self.done < self.total:
             return self.notes[0]
         cells = f"All {self.total:,} cells have" if self.total > 1 else "The one cell has"

@@ -159,7 +159,7 @@ class Store:
         return [(self._parse(settings), error) for settings, error in found]
 
     def seconds(self) -> float:
-        """What the finished cells took, together."""
+        """The total time of the finished cells."""
         found = self._read("SELECT TOTAL(seconds) FROM cells WHERE position >= 0")
         return float(sum(seconds for (seconds,) in found))
 
@@ -382,7 +382,7 @@ def changed_data(cell: Cell, made: Mapping[str, str]) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Those of this package, of torch and of Python, and the kind of machine."""
+    """The versions of this package, torch and Python, and the machine type."""
     own = sys.modules["lambdahat"].__version__  # importing the package here would be a circle
     return {
         "lambdahat": own,

@@ -208,7 +208,7 @@ SHORT = 1, 3  # epochs of the runs by which cells are forecast
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one cell: its rows, or the error it raised; and what it was made with."""
+    """The outcome of one cell: its rows or its error, and the versions and data behind them."""
 
     cell: Cell
     rows: list[Row] | None
@@ -305,7 +305,7 @@ def forecast(
     only: str | None = None,
     device: str = "cpu",
 ) -> Iterator[CellForecast]:
-    """What the cells that are left would take, for each setting but for seeds; nothing is stored.
+    """Forecast the time of the unfinished cells, setting by setting; nothing is stored.
 
     Taken from finished cells of the setting on the same kind of device, else from one cell cut to
     one and to three epochs, from which its whole length is extrapolated. Cells that do not count

@@ -1,7 +1,7 @@
-"""What experiments on images train, and how: data, a network by its name, one training run.
+"""Data, networks by name and the training run of experiments on images.
 
 ``images`` and ``network`` make what a cell names, ``train`` is the training run of every
-experiment, and ``loss_and_accuracy``, ``final_row`` and ``hessian_row`` say what came of it.
+experiment, and ``loss_and_accuracy``, ``final_row`` and ``hessian_row`` measure its result.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Images(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of one image."""
+        """The shape of one image."""
         return tuple(self.training[0].shape[1:])
 
 

@@ -165,7 +165,7 @@ CLAIMS = kit.ClaimTexts("""
 
 
 def claims(rows: Rows) -> Iterator[kit.Claim]:
-    """Of the grid, with measured moments; what is said of the Ecology matrix is not judged."""
+    """The claims on the grid, with measured moments; those on the Ecology matrix are not judged."""
     main = rows.where(matrix=GRID)
     drawn, last = main.where(probes=max(main.values("probes"))), max(COUNTS)
     ours, theirs = drawn.where(by=MEME), drawn.where(by=CLASSICAL)

@@ -48,7 +48,7 @@ class Setup:
 
     @property
     def figure(self) -> str:
-        """That of the thesis which its runs under the linear rule stand beside."""
+        """The figure of the thesis with which its runs under the linear rule are compared."""
         if self.residual:
             return "Figure 5.10" if self.decay < DECAY else "Figure 5.9"
         return "Figure 5.7c" if self.normed else "Figure 5.7a"

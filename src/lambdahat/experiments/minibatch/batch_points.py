@@ -66,7 +66,7 @@ class BatchCell(Result):
         return found
 
     def prediction(self, model: str, what: str) -> Estimate:
-        """What a model predicts; the error is that of its measured ingredients."""
+        """The prediction of a model, with the error that its measured inputs cause."""
         predicted = self.predictions[model]
         return predicted.overlaps[0] if what == "overlaps" else getattr(predicted, what)
 
@@ -142,7 +142,7 @@ SIZES = tuple(2**power for power in range(4, 13))  # 16 … 4,096
 
 @dataclass(frozen=True)
 class PointEffort:
-    """What measuring one point may cost.
+    """The effort of measuring one point.
 
     ``pairs`` of the full data's largest eigenpairs, to ``tol``; ``batches`` batches of each size by
     ``steps`` products each; spectra by ``depth`` products; variances from ``probes`` vectors and
@@ -391,7 +391,7 @@ def _bulk_row(point: CurvaturePoint) -> Row:
 
 
 def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
-    """What each batch shows, and with the first of each size what each model predicts."""
+    """A row per batch; the first of each size also has the predictions of every model."""
     for cell in point.cells:
         predictions: Row = {}  # with the error, and the spread of one batch about it
         for model in cell.predictions:
@@ -426,7 +426,7 @@ class SizeBatches:
         return float(self.values(what).std(ddof=1))
 
     def prediction(self, model: str, what: str) -> Reading:
-        """What a model predicts; an error that is not known counts as none."""
+        """The prediction of a model; an unknown error counts as 0."""
         error = self.rows[0][f"{model} {what} error"]
         return Reading(self.rows[0][f"{model} {what}"], error if math.isfinite(error) else 0.0)
 

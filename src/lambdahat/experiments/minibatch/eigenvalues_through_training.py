@@ -47,7 +47,7 @@ def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
 
 
 def _sizes(point: CurvaturePoint) -> Iterator[Row]:
-    """What batches of a size show, batch by batch in lists, and what each model predicts."""
+    """A row per batch size: the eigenvalues of its batches as lists, and all predictions."""
     for _, group in groupby(batch_points.batch_rows(point), key=lambda row: row["batch_size"]):
         rows = list(group)
         seen = {what: [row[what] for row in rows] for what in SEEN}
@@ -211,7 +211,7 @@ def _claims(courses: Courses, every: Sequence[Courses]) -> Iterator[tuple[str, k
 
 
 def untrained_reason(courses: Courses) -> str:
-    """How many seeds end near the loss of guessing, as a reason not to judge; "" if none."""
+    """Why a claim is not judged: some seeds end near the loss of guessing; "" if none does."""
     ends = [points[-1] for points in courses.seeds.values()]
     missed = sum(not has_learnt(point) for point in ends)
     near = f"by {courses.optimizer} {missed} of {len(ends)} seeds end near guessing"

@@ -272,7 +272,7 @@ MEASURES = ("training error", "test error", "training loss", "test loss")
 
 @dataclass(frozen=True)
 class LanczosSetting:
-    """How much is run: ``every`` steps new Ritz pairs, ``looks`` measurements on the way."""
+    """The size of a run: new Ritz pairs ``every`` few steps, ``looks`` measurements in all."""
 
     data: str
     samples: int

@@ -180,7 +180,7 @@ def rise(runs: ScalingRuns, rule: str) -> kit.Reading:
 
 
 def advantage(runs: ScalingRuns, better: str, worse: str) -> kit.Reading:
-    """How much lower a rule's validation error is than another's, far from the reference."""
+    """The difference of two rules' validation errors, far from the reference."""
     return kit.paired_difference(
         *(errors_of(runs, rule, far_from(runs)) for rule in (worse, better))
     )

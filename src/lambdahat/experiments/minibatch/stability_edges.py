@@ -595,7 +595,7 @@ class RateRule(Result):
         return torch.tensor(limits, dtype=torch.float64)
 
     def excess(self, by: str = "measured") -> Tensor:
-        """What a batch adds to λ₁ (sizes,), measured or as a model predicts; at least 0."""
+        """The excess of a batch's λ₁ over that of all data (sizes,), measured or predicted; ≥ 0."""
         batch = self.measured.mean(1) if by == "measured" else self.predicted[by]
         return (batch - self.full).clamp_min(0.0)
 

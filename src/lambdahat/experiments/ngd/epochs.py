@@ -127,7 +127,7 @@ def digits_claims(rows: Rows) -> list[Claim]:
 
 
 def digits_tables(rows: Rows) -> Iterator[Table]:
-    """What was measured at the end and at equal training loss, and where no minimum was."""
+    """The measurements at the end and at equal training loss; counts of NOT_A_MINIMUM."""
     places = rows.where(at=["end", "equal loss"])
     yield ngd.points_table(places, "SGD and NGD on digits, mean ± standard error over seeds")
     yield ngd.minima_table(places)

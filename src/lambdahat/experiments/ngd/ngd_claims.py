@@ -238,7 +238,7 @@ def points_table(rows: Rows, title: str, name: Callable[[Row], str] = group_of) 
 
 
 def minima_table(rows: Rows) -> Table:
-    """How many points were NOT_A_MINIMUM, by optimiser, place and temperature."""
+    """The number of points with NOT_A_MINIMUM, by optimiser, place and temperature."""
     lines = []
     for optimizer, runs in rows.groups("optimizer"):
         for at in rows.distinct("at"):

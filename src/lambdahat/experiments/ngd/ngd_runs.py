@@ -48,7 +48,7 @@ POINTS = 100  # of a run that are kept, about
 
 @dataclass(frozen=True)
 class NgdSetting:
-    """What all runs of a cell share: the data, how to train, and how to sample λ̂.
+    """The settings that all runs of a cell share: data, training and the sampling of λ̂.
 
     α and ε are Eq. 7's. Each chain of λ̂ takes ``burn_in`` + ``draws`` steps of SGLD on batches of
     ``sampled_batch``: a chain that finds lower loss than the centre goes on falling, so that its

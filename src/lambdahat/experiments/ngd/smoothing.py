@@ -66,7 +66,7 @@ def approach(rows: Rows, column: str) -> Reading:
 
 
 def tables(rows: Rows) -> Iterator[Table]:
-    """What was measured for every α and ε, and where no minimum was."""
+    """The measurements for every α and ε, and the counts of NOT_A_MINIMUM."""
     for sweep, (letter, _) in SWEEPS.items():
         title = f"λ̂ against {letter}, mean ± standard error over seeds"
         yield ngd.points_table(rows.where(sweep=sweep), title, _value_text)

@@ -52,14 +52,14 @@ def width_claims(rows: Rows) -> Iterator[Claim]:
 
 
 def tables(rows: Rows) -> Iterator[Table]:
-    """Which form survives, what was measured, and where no minimum was."""
+    """The verdicts by form, the measurements, and the counts of NOT_A_MINIMUM."""
     yield ngd.survival(ngd.by_group(rows), list(claims(rows)))
     yield ngd.points_table(rows, "SGD and NGD, mean ± standard error over seeds")
     yield ngd.minima_table(rows)
 
 
 def width_tables(rows: Rows) -> Iterator[Table]:
-    """What was measured at every size, and where no minimum was."""
+    """The measurements at every size, and the counts of NOT_A_MINIMUM."""
     yield ngd.points_table(rows, "SGD and NGD over widths, mean ± standard error over seeds")
     yield ngd.minima_table(rows)
 

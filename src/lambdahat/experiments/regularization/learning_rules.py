@@ -160,7 +160,7 @@ _PRINTED = """
 
 
 def _read_printed() -> dict[tuple[str, str], dict[str, dict[str, float]]]:
-    """By data set and activation, rule and quantity: the mean."""
+    """The printed means by data set and activation, rule and quantity."""
     found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for line in _PRINTED.strip().splitlines():
         place, quantity, means = line.split(" | ")
@@ -175,7 +175,7 @@ PUBLISHED = _read_printed()
 
 
 def quantities_of(task: str) -> tuple[str, ...]:
-    """What the thesis prints of a data set."""
+    """The quantities that the thesis prints for a data set."""
     return tuple(next(iter(PUBLISHED[task, "tanh"].values())))
 
 

@@ -150,7 +150,7 @@ def _neuron(cell: Cell, rng: np.random.Generator) -> Row:
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
-    """Of the linear model step by step, then of a network; n counts designs."""
+    """Claims on the linear model step by step, then on a neuron; n counts designs."""
     linear, neuron = rows.where(model=LINEAR), rows.where(model=NEURON)
     for name in ("distance", "whitened", "printed rule"):
         yield CLAIMS(name, Reading(max(linear.values(name)), 0.0))

@@ -1,5 +1,5 @@
-"""What the regularization thesis says of its learning rules, as code, when a run is not what it
-speaks of, and the tables and charts of such runs.
+"""Claims of the regularization thesis on its learning rules, the conditions for testing them, and
+the tables and charts of the runs.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Every(Claim):
     readings: tuple[Reading, ...] = ()
 
     def p_values(self) -> tuple[float, float]:
-        """As of any claim."""
+        """The p-values for the claim and against it."""
         pairs = [Claim("", "", "", reading).p_values() for reading in self.readings]
         if self.unmet or all(math.isnan(support) for support, _ in pairs):
             return math.nan, math.nan
@@ -124,7 +124,7 @@ class Every(Claim):
 
 @dataclass(frozen=True)
 class RuleStatement:
-    """What the thesis says of a quantity of some rules, in words and where."""
+    """A statement of the thesis on a quantity of some rules, with its source."""
 
     text: str
     source: str

@@ -69,7 +69,7 @@ def _loss(cell: Cell) -> Callable[[Tensor], Tensor]:
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
-    """What the thesis sees in its figure, as shares of the points; on a grid nothing is random."""
+    """The thesis's reading of its figure, as shares of the points; a grid is not random."""
     for activation, part in rows.groups("activation"):
         points, steps = _fields(part)
         for name in FIELDS:
@@ -87,7 +87,7 @@ def _fields(rows: Rows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def _cosines(points: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Of the angles between the steps and the way to the origin; steps of length 0 are left out."""
+    """The cosines between the steps and the direction to the origin, without steps of length 0."""
     lengths = np.linalg.norm(steps, axis=1)
     moving = lengths > 1e-12
     products, scale = -(points * steps).sum(1), lengths * np.linalg.norm(points, axis=1)
@@ -106,7 +106,7 @@ def _uneven(points: np.ndarray, steps: np.ndarray) -> float:
 
 
 def tables(rows: Rows) -> list[Table]:
-    """How often each field points inward, and the mean cosine."""
+    """The share of inward steps of each field, and the mean cosine."""
     lines = []
     for activation, part in rows.groups("activation"):
         points, steps = _fields(part)
