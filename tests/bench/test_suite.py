@@ -12,14 +12,14 @@ import torch
 
 from lambdahat.bench import FAMILIES, Plan, problems, rows, run
 from lambdahat.bench.chain_rows import import_transformers
-from lambdahat.bench.peers import PEERS
+from lambdahat.bench.peers import PEERS, installed_version
 from lambdahat.bench.records import OURS, UNIT
 from lambdahat.bench.rows import WORKS, trace_rows
 
 
 def installed(peer):
     return pytest.mark.skipif(
-        peer.version() == "not installed", reason=f"{peer.name} is not installed"
+        installed_version(peer.package) == "not installed", reason=f"{peer.name} is not installed"
     )
 
 

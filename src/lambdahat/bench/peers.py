@@ -31,6 +31,14 @@ class Traced(NamedTuple):
     stderr: float | None = None
 
 
+def installed_version(package: str) -> str:
+    """The version of a package, or "not installed"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
 class Peer:
     """A library that does some of the work.
 
@@ -54,13 +62,6 @@ class Peer:
     def load(self, name: str = "") -> Any:
         """The module of the peer, or one inside it."""
         return import_module(f"{self.module}.{name}" if name else self.module)
-
-    def version(self) -> str:
-        """The version of the installed package, or "not installed"."""
-        try:
-            return version(self.package)
-        except PackageNotFoundError:
-            return "not installed"
 
 
 class Curvlinops(Peer):
@@ -137,15 +138,9 @@ class HessianEigenthings(Peer):
         )
 
     def top_eigenvalues(self, case: BenchCase, k: int, steps: int) -> Tensor:
-        settings = {
-            "k": k,
-            "max_iter": steps,
-            "tol": 1e-6,
-            "which": "LA",
-            "reorthogonalize": True,
-            "seed": 0,
-        }
-        return torch.as_tensor(self.load().lanczos(self._operator(case), **settings).eigenvalues)
+        settings = {"k": k, "max_iter": steps, "tol": 1e-6, "which": "LA", "seed": 0}
+        found = self.load().lanczos(self._operator(case), **settings, reorthogonalize=True)
+        return torch.as_tensor(found.eigenvalues)
 
     def density(self, case: BenchCase, depth: int) -> tuple[Tensor, Tensor]:
         result = self.load().spectral_density(
@@ -176,12 +171,10 @@ class PyHessian(Peer):
         def run(v: Tensor) -> Tensor:
             pieces = v.split([p.numel() for p in hessian.params])
             parts = [piece.view_as(p) for piece, p in zip(pieces, hessian.params, strict=True)]
-            one = len(case.batches) == 1
-            parts = (
-                product(hessian.gradsH, hessian.params, parts)
-                if one
-                else hessian.dataloader_hv_product(parts)[1]
-            )
+            if len(case.batches) == 1:
+                parts = product(hessian.gradsH, hessian.params, parts)
+            else:
+                parts = hessian.dataloader_hv_product(parts)[1]
             return torch.cat([part.reshape(-1) for part in parts])
 
         return run
@@ -215,10 +208,7 @@ class Backpack(Peer):
 
     def trace(self, case: BenchCase, products: int) -> Traced:
         backpack, extension = self.load(), self.load("extensions").DiagHessian()
-        model, loss = (
-            backpack.extend(copy.deepcopy(case.model)),
-            backpack.extend(copy.deepcopy(LOSS)),
-        )
+        model, loss = (backpack.extend(copy.deepcopy(part)) for part in (case.model, LOSS))
         total = 0.0
         for x, y in case.batches:
             model.zero_grad()

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from fnmatch import fnmatch
 from functools import partial
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ import torch
 from lambdahat._core.check import require
 from lambdahat._core.progress import report
 from lambdahat.bench.chain_rows import chain_rows, devinterp
-from lambdahat.bench.peers import PEERS, VERSIONS
+from lambdahat.bench.peers import PEERS, VERSIONS, installed_version
 from lambdahat.bench.plans import Plan
 from lambdahat.bench.records import BenchResult, BenchRow
 from lambdahat.bench.rows import (
@@ -73,9 +72,8 @@ def run(
 def describe_run(plan: Plan) -> dict[str, Any]:
     """The machine, the versions and the sizes."""
     chip = torch.cuda.get_device_name() if plan.gpu else platform.processor() or platform.machine()
-    versions = {peer.name: peer.version() for peer in PEERS} | {
-        name: _version(of) for name, of in VERSIONS.items()
-    }
+    packages = {peer.name: peer.package for peer in PEERS} | VERSIONS
+    versions = {name: installed_version(package) for name, package in packages.items()}
     sizes = {"samples": plan.samples, "batch size": plan.batch_size, "hidden width": plan.width}
     return {
         **asdict(plan),
@@ -99,13 +97,6 @@ def _load_peers() -> None:
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             load()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 @contextmanager

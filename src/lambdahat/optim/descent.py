@@ -64,11 +64,7 @@ class Descent(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was made, every tensor in the dtype it had."""
         super().load_state_dict(state_dict)
-        numbers_of = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        for number, parameter in zip(numbers_of, self.all_parameters(), strict=True):
-            for name, value in state_dict["state"].get(number, {}).items():
-                if isinstance(value, Tensor):
-                    self.state[parameter][name] = value.to(parameter.device, copy=True)
+        restore_dtypes(self, state_dict)
 
     def all_parameters(self) -> list[Tensor]:
         """The parameters of all groups, in order."""
@@ -164,6 +160,19 @@ def require_observation(fine: bool, before: str = "the first step") -> None:
 def group_settings(arguments: Mapping[str, Any], *names: str, **own: Any) -> Group:
     """The named arguments of a constructor and what the optimiser itself keeps in a group."""
     return {name: arguments[name] for name in names} | own
+
+
+def restore_dtypes(optimizer: Optimizer, state_dict: Mapping[str, Any], cast: str = "") -> None:
+    """Put back loaded tensors in the dtype they had, for torch casts them to the parameter's.
+
+    The one named ``cast`` stays as torch has it.
+    """
+    saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+    mine = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for index, parameter in zip(saved, mine, strict=True):
+        for name, value in state_dict["state"].get(index, {}).items():
+            if isinstance(value, Tensor) and name != cast:
+                optimizer.state[parameter][name] = value.to(parameter.device, copy=True)
 
 
 def evaluate(closure: Callable[[], Any] | None) -> Any:

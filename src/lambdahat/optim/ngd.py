@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 
 from lambdahat._core.check import require_count, require_number, require_positive
 from lambdahat._core.device import Replay
-from lambdahat.optim.descent import evaluate, group_settings
+from lambdahat.optim.descent import evaluate, group_settings, restore_dtypes
 from lambdahat.optim.online_fisher import (
     OnlineFisher,
     Seen,
@@ -214,13 +213,7 @@ class NGD(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state bit for bit; also one from another kind of device."""
         super().load_state_dict(state_dict)
-        saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        mine = chain.from_iterable(group["params"] for group in self.param_groups)
-        for index, parameter in zip(saved, mine, strict=True):
-            for key, value in state_dict["state"].get(index, {}).items():
-                # torch has cast what is float64 to the parameter's dtype
-                if isinstance(value, Tensor) and key != "momentum_buffer":
-                    self.state[parameter][key] = value.to(parameter.device, copy=True)
+        restore_dtypes(self, state_dict, cast="momentum_buffer")
         self._groups = []
 
 

@@ -203,7 +203,7 @@ class Experiment:
         return " and ".join(SETS[name] for name in needed if {*needed} <= {*UNAVAILABLE})
 
     def reduced(self, scale: str) -> str:
-        """The part of the paper's training missing at a scale: "10,000 of 50,000 samples", or ""."""
+        """The paper's training that a scale lacks: "10,000 of 50,000 samples", or ""."""
         ours = self.trained(scale) if self.sizes else []
         pairs = [(each, each.nearest(self.sizes)) for each in ours]
         lacking = [each.shortfall(paper) for each, paper in pairs if not each.unlike(paper)]
