@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import describe, require, require_choice, require_count, require_type
-from lambdahat._core.progress import report
+from lambdahat._core.progress import ProgressFile, report
 from lambdahat._core.rng import derived_seed
 from lambdahat._core.storage import Damaged, digest, read_json, unseal, write_sealed
 from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings
@@ -73,19 +73,21 @@ def measure(
         )
     operator: LinearOperator | None = None
     results, seconds = {}, {}
-    for done, name in enumerate(names):
-        report("measure", done, len(names))
-        found = None if store is None else store.read(name)
-        if found is None:
-            operator = CURVATURES[curvature](problem) if operator is None else operator
-            start = time.perf_counter()
-            result = QUANTITIES[name](problem, operator, settings)
-            result = result if keep_vectors else without_vectors(result)
-            found = result, time.perf_counter() - start
-            if store is not None:
-                store.write(name, *found)
-        results[name], seconds[name] = found
-    report("measure", len(names), len(names))
+    path = None if folder is None else Path(folder) / "progress.json"
+    with ProgressFile(path, kind="measurement", what=names):
+        for done, name in enumerate(names):
+            report("measure", done, len(names))
+            found = None if store is None else store.read(name)
+            if found is None:
+                operator = CURVATURES[curvature](problem) if operator is None else operator
+                start = time.perf_counter()
+                result = QUANTITIES[name](problem, operator, settings)
+                result = result if keep_vectors else without_vectors(result)
+                found = result, time.perf_counter() - start
+                if store is not None:
+                    store.write(name, *found)
+            results[name], seconds[name] = found
+        report("measure", len(names), len(names))
     measurement = Measurement(results, {**about, "seconds": seconds})
     if folder is not None:
         measurement.save(folder)

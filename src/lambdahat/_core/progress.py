@@ -7,12 +7,17 @@ listens.
 
 from __future__ import annotations
 
+import hashlib
 import html
+import json
+import os
+import platform
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar, Token
+from pathlib import Path
 from typing import Any, TextIO
 
 # seconds from which the time left is estimated: a cell of an experiment may take many minutes
@@ -185,7 +190,63 @@ def _silent(task: str, done: int, total: int | None) -> None:
     """Show nothing."""
 
 
+class ProgressFile:
+    """How far the work inside a ``with`` block is, in a small file that other processes may read.
+
+    The file is replaced at most twice a second, and what goes wrong with it goes unnoticed: it is
+    no part of the result. With ``path=None`` nothing is written.
+    """
+
+    every = 0.5
+
+    def __init__(self, path: Path | None, **about: Any) -> None:
+        self._path, self._due, self._tasks = path, 0.0, dict[str, list[Any]]()
+        here = {"pid": os.getpid(), "host": host_mark(), "began": time.time()}
+        self._about = {"format": "lambdahat-progress", **about, **here}
+
+    def __enter__(self) -> None:
+        self._outer = _record.get()
+        self._token = _record.set(self if self._path is not None else self._outer)
+        self._write()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        _record.reset(self._token)
+        self._write(ended="finished" if kind is None else kind.__name__)
+
+    def __call__(self, task: str, done: int, total: int | None, note: str) -> None:
+        """Note where a task is; the first one contains all others."""
+        if self._outer is not None:
+            self._outer(task, done, total, note)
+        now, begins = time.time(), not self._tasks
+        start, first, before, *_ = self._tasks.get(task, (now, done, done))
+        if done < before:  # the same task again
+            start, first = now, done
+        self._tasks[task] = [start, first, done, total, note]
+        outer = next(iter(self._tasks))
+        if task != outer:
+            self._tasks = {outer: self._tasks[outer], task: self._tasks[task]}
+        if now >= self._due or begins:
+            self._write()
+
+    def _write(self, ended: str = "") -> None:
+        if self._path is None:
+            return
+        now = time.time()
+        self._due = now + self.every
+        text = json.dumps({**self._about, "updated": now, "ended": ended, "tasks": self._tasks})
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        with suppress(OSError):
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, self._path)
+
+
+def host_mark() -> str:
+    """A mark of this machine that does not tell its name."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:12]
+
+
 _listener: ContextVar[Listener | None] = ContextVar("lambdahat_progress", default=None)
+_record: ContextVar[ProgressFile | None] = ContextVar("lambdahat_record", default=None)
 _chosen: Listener | None = None  # for everything outside of ``with`` blocks; None: notebooks alone
 _notebook: NotebookLine | None = None
 
@@ -208,6 +269,9 @@ def report(task: str, done: int, total: int | None = None, note: str = "") -> No
     A ``note``, such as the loss so far, is shown beside the count; functions that users give as
     listeners do not get it.
     """
+    record = _record.get()
+    if record is not None:
+        record(task, done, total, note)
     listener = _listener.get() or _chosen or notebook_line()
     if isinstance(listener, Tasks):
         listener(task, done, total, note)

@@ -23,7 +23,7 @@ from lambdahat._core.check import (
     require_positive,
     require_type,
 )
-from lambdahat._core.progress import report
+from lambdahat._core.progress import ProgressFile, report
 from lambdahat._core.rng import derived_seed
 from lambdahat.problem import DEFAULT_BATCH, Problem, require_problem
 from lambdahat.problem.batches import Batches, make_batches, rng_untouched
@@ -351,8 +351,10 @@ class Trainer:
             torch.manual_seed(derived_seed(self.settings.seed, "training"))
             try:
                 self._begin(resume)
-                while not self.ended:
-                    self._train_epoch()
+                path = None if self.folder is None else self.folder / "progress.json"
+                with ProgressFile(path, kind="training", epochs=self.settings.epochs):
+                    while not self.ended:
+                        self._train_epoch()
             finally:
                 self.loggers.close()
         if self.early_stopping is not None and self.early_stopping.restore:

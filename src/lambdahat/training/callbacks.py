@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lambdahat._core.check import require, require_count, require_type
+from lambdahat._core.progress import ProgressFile
 from lambdahat._core.storage import read_json, unseal, write_sealed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import on_one_rank
@@ -180,8 +181,10 @@ def tracking(
     track = Tracking(problem, trackers, optimizer, folder, steps_per_epoch, loggers)
     with closing(track.loggers):
         track.begin(resume)
+        path = None if track.folder is None else track.folder / "progress.json"
         try:
-            yield track
+            with ProgressFile(path, kind="training"):
+                yield track
         finally:
             if track.folder is not None:
                 track.run.save(track.folder / "training.json")

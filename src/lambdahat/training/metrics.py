@@ -84,14 +84,14 @@ class Metrics:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         kept = self._jsonl.read_bytes()[:length] if length else b""
-        found, damaged = _parse(kept, self._jsonl)
+        found, damaged = parse_rows(kept, self._jsonl)
         if kept and not kept.endswith(b"\n"):
             damaged.append(f"{self._jsonl} is damaged: its last row is not whole")
         self._go_on(found, damaged)
 
     def keep_steps(self, upto: int | None = None) -> None:
         """Continue after the rows on disk, up to step ``upto``; damaged rows are dropped."""
-        found, damaged = _parse(self._jsonl.read_bytes(), self._jsonl)
+        found, damaged = parse_rows(self._jsonl.read_bytes(), self._jsonl)
         self._go_on([pair for pair in found if upto is None or pair[1]["step"] <= upto], damaged)
 
     def _go_on(self, found: list[tuple[bytes, Row]], damaged: list[str]) -> None:
@@ -129,13 +129,13 @@ def read_rows(path: str | Path) -> list[Row]:
     Raises:
         Damaged: If a line is not as it was written; the message names the file and the line.
     """
-    rows, damaged = _parse(Path(path).read_bytes(), Path(path))
+    rows, damaged = parse_rows(Path(path).read_bytes(), Path(path))
     if damaged:
         raise Damaged("; ".join(damaged))
     return [row for _, row in rows]
 
 
-def _parse(blob: bytes, path: Path) -> tuple[list[tuple[bytes, Row]], list[str]]:
+def parse_rows(blob: bytes, path: Path) -> tuple[list[tuple[bytes, Row]], list[str]]:
     """The whole lines with their rows, and what is wrong with those that are damaged."""
     found, damaged = [], []
     for number, line in enumerate(blob.split(b"\n")[:-1], start=1):

@@ -168,6 +168,18 @@ class Store:
         query = "SELECT key, seconds FROM cells"
         return self._read(f"{query} WHERE finished IS NOT NULL AND position >= 0")
 
+    def peek(self) -> list[tuple[Cell, float | None, float | None, str | None]]:
+        """The settings of every cell of the grid, its seconds, when it finished, and its error.
+
+        For a look at a sweep that runs: nothing is compared with digests, which takes long.
+        """
+        if self.path.stat().st_size == 0:  # its grid is about to be written
+            return []
+        with self._connection() as connection:
+            query = "SELECT settings, seconds, finished, error FROM cells WHERE position >= 0"
+            found = connection.execute(f"{query} ORDER BY position").fetchall()
+        return [(self._parse(settings), *rest) for settings, *rest in found]
+
     def about(self) -> dict[str, str]:
         """Where and with what the rows were made: what each cell says, else what was written when
         the store was made. Where cells differ, each value once, separated by commas.

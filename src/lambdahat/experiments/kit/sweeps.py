@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import torch
 
 from lambdahat._core.check import message, require, require_choice, require_count
-from lambdahat._core.progress import report
+from lambdahat._core.progress import ProgressFile, report
 from lambdahat.data.sources import noting_data
 from lambdahat.experiments.kit.cells import Cell, Row, key_of, label_of, without_seeds
 from lambdahat.experiments.kit.experiment import Experiment
@@ -203,6 +203,7 @@ def _reach(name: str, address: str | None, cure: str = "") -> Iterator[None]:
         raise
 
 
+PROGRESS = ".progress.json"  # in place of the suffix of a store
 SHORT = 1, 3  # epochs of the runs by which cells are forecast
 
 
@@ -261,24 +262,28 @@ def sweep(
     done = dict(store.times())
     left = [cell for cell in chosen if key_of(cell) not in done]
     task, total = f"{experiment.name} ({scale})", len(chosen)
-    report(task, total - len(left), total)
-    if not left or (jobs == 1 and backend == "loky"):
-        outcomes: Iterator[Outcome] = (run_cell(cell, experiment, device, None) for cell in left)
-    else:
-        run = partial(run_cell, experiment=experiment, device=device, threads=1)
-        outcomes = BACKENDS[backend](run, left, jobs, address, device)
-    for finished, outcome in enumerate(outcomes, total - len(left) + 1):
-        data = data_of(outcome.cell, outcome.made)
-        others = [
-            f"{key[0]} ({data[key]})" for key in data if key in used and used[key] != data[key]
-        ]
-        if outcome.rows is None or others:
-            reason = f"made with other data than the cells before: {', '.join(others)}"
-            store.fail(outcome.cell, outcome.error or reason)
+    path = store.path.with_suffix(PROGRESS) if left else None
+    with ProgressFile(path, kind="sweep"):
+        report(task, total - len(left), total)
+        if not left or (jobs == 1 and backend == "loky"):
+            outcomes: Iterator[Outcome] = (
+                run_cell(cell, experiment, device, None) for cell in left
+            )
         else:
-            used |= data
-            store.add(outcome.cell, outcome.rows, outcome.seconds, outcome.made)
-        report(task, finished, total, label_of(outcome.cell))
+            run = partial(run_cell, experiment=experiment, device=device, threads=1)
+            outcomes = BACKENDS[backend](run, left, jobs, address, device)
+        for finished, outcome in enumerate(outcomes, total - len(left) + 1):
+            data = data_of(outcome.cell, outcome.made)
+            others = [
+                f"{key[0]} ({data[key]})" for key in data if key in used and used[key] != data[key]
+            ]
+            if outcome.rows is None or others:
+                reason = f"made with other data than the cells before: {', '.join(others)}"
+                store.fail(outcome.cell, outcome.error or reason)
+            else:
+                used |= data
+                store.add(outcome.cell, outcome.rows, outcome.seconds, outcome.made)
+            report(task, finished, total, label_of(outcome.cell))
     return store
 
 
