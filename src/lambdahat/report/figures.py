@@ -428,9 +428,10 @@ def _levels(values: Array, log: bool) -> tuple[Array, Any]:
 
 def _draw_map(heat: Heat, axes: Any) -> None:
     values = _matrix(heat.values)
-    shown = _draw_field(heat, values, axes) if is_field(heat) else _draw_cells(heat, values, axes)
+    contours = is_field(heat) and not heat.cells
+    shown = _draw_field(heat, values, axes) if contours else _draw_cells(heat, values, axes)
     bar = axes.figure.colorbar(shown, ax=axes, label=heat.name)
-    if is_field(heat) and heat.log:
+    if contours and heat.log:
         bar.set_ticks(shown.levels[::2], labels=[f"{level:.2g}" for level in shown.levels[::2]])
         bar.minorticks_off()
 
@@ -476,6 +477,8 @@ def _draw_cells(heat: Heat, values: Array, axes: Any) -> Any:
     # one value spans no logarithmic scale
     several = positive.size > 0 and positive.min() < positive.max()
     norm = LogNorm(positive.min(), positive.max(), clip=True) if heat.log and several else None
+    if heat.cells:
+        return axes.pcolormesh(heat.x, heat.y, values, cmap=SHADES, norm=norm, shading="nearest")
     shown = axes.imshow(values, cmap=SHADES, origin="lower", aspect="auto", norm=norm)
     axes.grid(visible=False)
     names = [_word(x) for x in heat.x]

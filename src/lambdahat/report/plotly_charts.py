@@ -350,6 +350,8 @@ def _maps(heat: Heat) -> list[Trace]:
         known = [value for line in grid["z"] for value in line if value is not None]
         ticks = [min(known) + part * (max(known) - min(known)) / 4 for part in range(5)]
         bar |= {"tickvals": ticks, "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
+    if heat.cells:
+        return [{"type": "heatmap", **grid, "colorbar": bar}]
     if not is_field(heat):
         trace = {"type": "heatmap", **grid, "colorbar": bar, "xgap": 1, "ygap": 1}
         if max(len(heat.x), len(heat.y)) <= TEXTED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from lambdahat.results import Estimate, student_quantile
 from lambdahat.results.charts import (
     INTERVAL,
     Chart,
+    Heat,
     Mark,
     Series,
     charts_of,
@@ -54,6 +55,10 @@ PANELS = {  # label and the columns that share its axis
     "norms": r"norms_\w+",
     "effective learning rate α/‖w‖²": r"effective_rate",
 }
+# panels that 2/α belongs to, if it is at most so many times the largest eigenvalue there
+EIGENVALUES = {"largest eigenvalues": 20.0, "ends of the spectrum": 5.0}
+BINS, SPECTRA = 60, 200  # of a map of spectra: along the axis, and over time at most
+LEAST = 1e-8  # share of eigenvalues that is shown
 BATCH = "batch size B"
 POINTS = 60  # of a predicted curve
 
@@ -76,6 +81,8 @@ def _(run: Run) -> list[Chart]:
             for name, text in columns.items()
             if (found := _curve(run, name, text)) is not None
         ]
+        if label in EIGENVALUES:
+            series += _stability(run, columns, EIGENVALUES[label])
         wide = is_wide(value for one in series for value in one.y)
         if label == LOSS and series:
             series += _best(run)
@@ -95,6 +102,7 @@ def _(run: Run) -> list[Chart]:
             charts.append(
                 Chart(title, about, label, tuple(series), y_log=wide, caption=bands, warning=fault)
             )
+    charts += _spectra(run)
     return charts or [Chart(with_status("No epochs", run.status), "epoch", LOSS)]
 
 
@@ -111,7 +119,42 @@ def _curve(run: Run, name: str, text: str) -> Series | None:
     )
     if name.endswith("_threshold"):
         return Series("threshold", x, y, error, style="segments", colour="muted", dashed=True)
-    return Series(text, x, y, error, "joined")
+    return Series(text, x, y, error, "line" if name in ("llc", "wbic") else "joined")
+
+
+def _stability(run: Run, columns: Mapping[str, str], most: float) -> list[Series]:
+    """2/α, the largest eigenvalue at which steps of gradient descent are stable; nothing where it
+    is more than ``most`` times the largest, for it would squeeze the others.
+    """
+    rows = [row for row in run.history if any(_finite(row.get(name)) for name in columns)]
+    known = [row for row in rows if _finite(row.get("learning_rate")) and row["learning_rate"] > 0]
+    largest = max((row.get(name, 0.0) for row in known for name in columns), default=0.0)
+    limits = [2 / row["learning_rate"] for row in known]
+    if not known or min(limits) > most * largest:
+        return []
+    progress = [row["progress"] for row in known]
+    name = "2 / learning rate"
+    return [Series(name, progress, limits, style="segments", colour="muted", dashed=True)]
+
+
+def _spectra(run: Run) -> list[Chart]:
+    """The spectra over time as a map; at most ``SPECTRA`` of them, evenly spread."""
+    rows = [row for row in run.history if row.get("spectrum")]
+    if len(rows) < 2:
+        return []
+    rows = rows[:: -(-len(rows) // SPECTRA)]
+    spectra = [np.array(row["spectrum"], float).T for row in rows]
+    nodes = np.concatenate([places for places, _ in spectra])
+    edges = np.linspace(nodes.min(), nodes.max(), BINS + 1)
+    masses = np.array([np.histogram(places, edges, weights=mass)[0] for places, mass in spectra]).T
+    values = [[float(mass) if mass > LEAST else None for mass in line] for line in masses]
+    centres = [float(centre) for centre in (edges[1:] + edges[:-1]) / 2]
+    progress = [row["progress"] for row in rows]
+    heat = Heat(progress, centres, values, "share of eigenvalues", log=True, cells=True)
+    about = str(run.about.get("progress", "epoch"))
+    caption = "Ritz values of the Hessian with their weights; cells without any are empty."
+    title = "Spectrum over time"
+    return [Chart(title, about, "eigenvalue", heat=heat, caption=caption, page_only=True)]
 
 
 def _best(run: Run) -> list[Series]:

@@ -78,9 +78,8 @@ def look_of(chart: Chart, number: int, colours: int) -> tuple[int | None, int]:
 
 def is_field(heat: Heat) -> bool:
     """Whether a map is a function sampled on a fine grid rather than a table of cells."""
-    return min(len(heat.x), len(heat.y)) >= FINE and not any(
-        isinstance(v, str) for v in (*heat.x, *heat.y)
-    )
+    fine = heat.cells or min(len(heat.x), len(heat.y)) >= FINE
+    return fine and not any(isinstance(v, str) for v in (*heat.x, *heat.y))
 
 
 def names_of(chart: Chart) -> list[str]:

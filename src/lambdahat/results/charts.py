@@ -84,6 +84,7 @@ class Heat:
     log: bool = False
     beside: Sequence[Sequence[float | None]] | None = None
     beside_name: str = ""
+    cells: bool = False  # a field of single cells, which contours would smear
 
 
 @dataclass(frozen=True)
