@@ -100,13 +100,14 @@ class Browser:
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)
 
-    def open(self, path: Path, width: int, height: int = 900, dark: bool = False) -> None:
-        """A file at a width of the window, once it is read."""
+    def open(self, page: Path | str, width: int, height: int = 900, dark: bool = False) -> None:
+        """A file or an address at a width of the window, once it is read."""
         self.size(width, height)
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[theme])
         self.events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        url = page if isinstance(page, str) else page.resolve().as_uri()
+        self.call("Page.navigate", url=url)
         self.until("document.readyState === 'complete'")
 
     def size(self, width: int, height: int = 900) -> None:

@@ -17,6 +17,7 @@ from lambdahat.cli.graph_commands import graph_commands
 from lambdahat.cli.model_commands import advise, compare, landscape, measure
 from lambdahat.cli.new_problem import init
 from lambdahat.cli.options import Json, Kept, Quiet, Seed, out_option
+from lambdahat.cli.watch import watch
 
 app = typer.Typer(
     name="lambdahat",
@@ -186,6 +187,7 @@ def train(
     raise typer.Exit(code)
 
 
+app.command(epilog=EXIT_CODES)(watch)
 app.command(epilog=EXIT_CODES)(advise)
 
 
