@@ -357,6 +357,7 @@ def test_errors_are_one_line(folder):
     assert "error: --schedule must be one of 'flat'" in one_line_error(
         *BASIC, "--schedule", "circle"
     )
+    assert "error: --log must be one of 'csv'" in one_line_error(*BASIC, "--log", "csv,comet")
     assert "error: --track must be one of 'trace'" in one_line_error(*BASIC, "--track", "curve")
     assert "error: --optimizer must be one of 'sgd'" in one_line_error(*BASIC, "--optimizer", "sdg")
     assert "error: --regularizer must be one of" in one_line_error(

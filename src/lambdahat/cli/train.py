@@ -26,6 +26,7 @@ from lambdahat.problem import Problem
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.training import Run, fit
 from lambdahat.training.checkpoints import Recipe
+from lambdahat.training.loggers import require_loggers
 from lambdahat.training.trackers import make_trackers
 
 HEADER = (
@@ -85,6 +86,7 @@ def run_train(
     recipe: Recipe, plan: TrainingPlan, out: Path | None, as_json: bool, quiet: bool
 ) -> int:
     """Train, write and print; the exit code."""
+    _naming("--log", require_loggers, plan.fit["loggers"])
     split = _naming("--data", recipe.split, given=recipe.data_options)
     recipe = replace(recipe, loss=loss_for(split, recipe))
     model = _naming("--model", recipe.network, split, given=recipe.model_options).to(
@@ -203,7 +205,7 @@ def _naming(
         text = one_line(error)
         word, _, rest = text.partition(" must ")
         # what an optimizer, a schedule, an average is asked for by
-        if word in ("name", "kind") and rest:
+        if word in ("name", "kind", "loggers") and rest:
             raise InputError(f"{option} must {rest}") from error
         if not given or isinstance(error, InputError):
             raise

@@ -19,7 +19,7 @@ def watch(
         int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")
     ] = 0,
     host: Annotated[
-        str, typer.Option(help="Address to serve on; others than loopback can be reached.")
+        str, typer.Option(help="Address to serve on; another one opens it to other machines.")
     ] = "127.0.0.1",
     open_page: Annotated[
         bool | None,

@@ -256,7 +256,7 @@
     const parts = [];
     if (outer?.total) parts.push(`${outer.task} ${outer.done.toLocaleString("en")} of ${outer.total.toLocaleString("en")}`);
     if (outer?.left != null && outer.done < outer.total) parts.push(`about ${clock(outer.left)} left`);
-    if (inner?.total && inner.done < inner.total) parts.push(`${inner.task} ${Math.round((100 * inner.done) / inner.total)} %${inner.left != null ? `, ${clock(inner.left)} left` : ""}`);
+    if (inner?.left >= 2) parts.push(`${inner.task} ${Math.round((100 * inner.done) / inner.total)} %, ${clock(inner.left)} left`);
     if (rows !== undefined) parts.push(`${rows.toLocaleString("en")} rows, step ${(step ?? 0).toLocaleString("en")}`);
     if (state !== "finished" || !parts.length) parts.push(`last change ${clock(age)} ago`);
     return { text: fault || parts.join(" · "), share: outer?.total ? outer.done / outer.total : null, state };
