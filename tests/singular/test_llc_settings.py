@@ -275,3 +275,13 @@ def test_small_steps_of_many_draws_are_exact():
         torch.linalg.eigvalsh(x.T @ x / len(x)).tolist(), found.nbeta, found.localization
     )
     assert abs(found.value - truth) < 3 * found.stderr
+
+
+@pytest.mark.parametrize("kernel", ["hmc", "kinetic"])
+def test_too_few_draws_are_never_called_converged(kernel):
+    for seed in range(6):
+        found = llc(bowl(), kernel=kernel, chains=1, draws=20, seed=seed)
+        assert found.chains.diagnostics.ess_mean < 50
+        assert not found.status.ok
+        assert kernel == "kinetic" or found.status is Status.NOT_MIXED
+    assert llc(bowl(), kernel="hmc", chains=1, draws=400).status is Status.CONVERGED

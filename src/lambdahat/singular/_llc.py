@@ -31,7 +31,7 @@ from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samp
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
 from lambdahat.sampling.kernels import HMC, KERNELS, Kernel, Localization
 from lambdahat.sampling.tuning.hamiltonian import draw_by_trajectories, require_warm_up
-from lambdahat.sampling.tuning.unadjusted import FULL, draw_by_steps, require_enough
+from lambdahat.sampling.tuning.unadjusted import EFFECTIVE, FULL, draw_by_steps, require_enough
 
 # errors, and part of the mean, by which the distance changes where chains count as not mixed
 WANDERED = 4.0, 0.5
@@ -137,7 +137,7 @@ def llc(
         watch=watch,
         **options,
     )
-    return _coefficient(problem, run, temperature)
+    return _coefficient(problem, run, temperature, draws is not None)
 
 
 def _temperature(
@@ -167,8 +167,10 @@ def _temperature(
     return *inverse_temperature(nbeta, problem.num_terms, batch), batch_size
 
 
-def _coefficient(problem: Problem, run: SamplingRun, temperature: str) -> LearningCoefficient:
-    """The result of ``llc``."""
+def _coefficient(
+    problem: Problem, run: SamplingRun, temperature: str, fixed: bool
+) -> LearningCoefficient:
+    """The result of ``llc``; ``fixed``: whether the number of draws was given."""
     chains, reading, terms = run.chains, run.reading, problem.num_terms
     dof = degrees_of_freedom(chains)
     wbic = full = None
@@ -183,7 +185,7 @@ def _coefficient(problem: Problem, run: SamplingRun, temperature: str) -> Learni
         reading.value,
         reading.stderr,
         chains.cost,
-        _status(problem, run),
+        _status(problem, run, fixed),
         dof,
         per_chain=reading.per_chain,
         wbic=wbic,
@@ -238,8 +240,12 @@ def _sensitivity(run: SamplingRun) -> Sensitivity:
     return Sensitivity(slope, temperature)
 
 
-def _status(problem: Problem, run: SamplingRun) -> Status:
-    """What stands in the way of believing λ̂, the worst first."""
+def _status(problem: Problem, run: SamplingRun, fixed: bool) -> Status:
+    """What stands in the way of believing λ̂, the worst first.
+
+    If ``fixed``, a number of draws that was given may leave fewer effective ones, over all chains,
+    than a standard error can be trusted with; else sampling goes on until there are enough.
+    """
     chains, reading = run.chains, run.reading
     if chains.status in (Status.DIVERGED, Status.NOT_MOVING, Status.REJECTED):
         return chains.status
@@ -254,6 +260,8 @@ def _status(problem: Problem, run: SamplingRun) -> Status:
     gross = max(errors * float(change.stderr), part * float(chains.diagnostics.distance.mean()))
     wandered = abs(float(change)) > gross
     if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled or wandered:
+        return Status.NOT_MIXED
+    if fixed and chains.diagnostics.ess_mean < EFFECTIVE:
         return Status.NOT_MIXED
     return Status.GRADIENTS_SPENT if run.spent else Status.CONVERGED
 
