@@ -54,8 +54,10 @@ class Products:
         modes: dict[str, linearise.Builder],
         memory: int | None,
         dtype: torch.dtype,
+        tried: bool = False,
     ) -> None:
         self.problem, self.leaves, self.modes, self.dtype = problem, leaves, dict(modes), dtype
+        self.tried = tried
         # a graph that is kept holds all that a model's checkpoints would save
         self.recomputes = "forward" in modes and problem.recomputes
         if self.recomputes:
@@ -192,6 +194,9 @@ class Products:
                             lambda: self.problem.batch_loss(self.leaves, batch)
                         )
                     product = self._build(batch)
+                self.column_bytes = 0
+                if self.tried and self.problem.memory is None:
+                    return product, size
                 tangents = [torch.zeros_like(leaf) for leaf in self.leaves.values()]
                 with nullcontext() if self.problem.memory is None else LiveBytes() as seen:
                     product(tangents)
@@ -353,11 +358,16 @@ class Curvature(LinearOperator):
         other, only = self.stand_in
         return other.prepare().apply(rows.to(other.dtype), only).T.to(self.dtype)
 
-    def prepare(self) -> Products:
-        """The products; the first call chooses the mode and builds the graphs."""
+    def prepare(self, mode: str | None = None) -> Products:
+        """The products; the first call chooses the mode and builds the graphs.
+
+        A ``mode`` in which the same model was multiplied before is taken without a trial.
+        """
         if self._products is None:
             leaves = linearise.leaves_of(self.problem, self.problem.vector)
-            self._products = Products(self.problem, leaves, self.modes, self.memory, self.dtype)
+            modes = self.modes if mode is None else {mode: self.modes[mode]}
+            settings = self.memory, self.dtype, mode is not None
+            self._products = Products(self.problem, leaves, modes, *settings)
         return self._products
 
     def like(self, problem: Problem) -> Curvature:

@@ -23,7 +23,7 @@ from lambdahat._core.device import default_context
 from lambdahat._core.rng import generator
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.curvature import Curvature
-from lambdahat.operators.exact import COMPARED_WHOLE
+from lambdahat.operators.exact import COMPARED_WHOLE, HessianForm
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batches, rng_untouched, take
 from lambdahat.problem.losses import NAMED
@@ -157,7 +157,8 @@ def closed_form_rounding(operator: LinearOperator) -> tuple[float, float] | None
     if known is not None:
         return known
     problem, form = operator.problem.alone(), operator.exact
-    few, share = _strata(problem, form.sample_weights)
+    near = form.near if isinstance(form, HessianForm) else form
+    few, share = _strata(problem, near.sample_weights)
     with default_context(), rng_untouched(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
 
@@ -282,12 +283,18 @@ class PrecisionComparison:
         count = max(1, *(twins.parts for _, twins in self._twins))
         with default_context(), rng_untouched(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pairs = [
-                [self._product(block, part, double) for double in (False, True)]
-                for part in range(count)
-            ]
-        image = torch.stack([double for _, double in pairs]).mean(dim=0)
-        errors = torch.stack([own - double for own, double in pairs])
+            own = [self._product(block, part, double=False) for part in range(count)]
+            try:
+                doubles = [self._product(block, part, double=True) for part in range(count)]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # whatever a model raises whose second derivatives are in float32
+                self._twins = [
+                    (model, _without_double(model, twins)) for model, twins in self._twins
+                ]
+                doubles = [self._product(block, part, double=True) for part in range(count)]
+        image = torch.stack(doubles).mean(dim=0)
+        errors = torch.stack(own) - torch.stack(doubles)
         mean = errors.mean(dim=0)
         if count == 1:
             return image, mean
@@ -353,13 +360,21 @@ def _twins_of(model: Curvature, samples: int) -> _Twins:
     # were drawn for the whole batch
     separate = type(whole.loss_function) in NAMED.values() and "monte_carlo" not in model.exact_kind
 
+    mode = own.prepare(None if model._products is None else model.mode).mode
+
     def prepared(wide: Problem) -> Curvature:
         double = model.like(wide)
-        double.prepare()
+        double.prepare(mode)
         return double
 
     double = _run_in_double(few, prepared, halved=parts == 0 and separate)
     return _Twins(own, double, parts, whole.num_samples / few.num_samples)
+
+
+def _without_double(model: Curvature, twins: _Twins) -> _Twins:
+    """The twins with perturbed parameters in place of float64."""
+    few = twins.own.problem.alone()
+    return replace(twins, double=model.like(_perturb(few, torch.finfo(few.vector.dtype).eps)))
 
 
 def _run_in_double(problem: Problem, run: Callable[[Problem], Any], halved: bool = False) -> Any:
@@ -403,7 +418,7 @@ class _Casts(TorchDispatchMode):
         return out
 
 
-def _strata(problem: Problem, weights: Tensor | None) -> tuple[Problem, float]:
+def _strata(problem: Problem, weights: list[Tensor]) -> tuple[Problem, float]:
     """The problem on the samples of the largest weights and on two random parts of the others, and
     the share of the first part in the loss; the problem itself where its samples are few.
     """
@@ -411,8 +426,8 @@ def _strata(problem: Problem, weights: Tensor | None) -> tuple[Problem, float]:
     if problem.num_samples <= COMPARED_WHOLE or problem.norm == "train":
         return problem, 1.0
     order = torch.randperm(problem.num_samples, generator=generator(0, "rounding"))
-    if weights is not None and len(weights) == len(order):
-        leading = weights.topk(LEADING).indices.cpu()
+    if sum(map(len, weights)) == len(order):
+        leading = torch.cat(weights).topk(LEADING).indices.cpu()
         order = torch.cat([leading, order[~torch.isin(order, leading)]])
     places, rank = order[: LEADING + 2 * OTHERS].sort()
     rows = rank.argsort().to(problem.device).split((LEADING, OTHERS, OTHERS))

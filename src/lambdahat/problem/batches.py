@@ -10,7 +10,7 @@ import os
 import pickle
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -125,11 +125,7 @@ class Batches:
             if self._kept is not None:
                 self._kept.append(batch)
         require(bool(self.sizes), "data", "hold at least one sample", "an empty data set")
-
-    @property
-    def num_samples(self) -> int:
-        """n, the number of samples."""
-        return sum(self.sizes)
+        self.num_samples = sum(self.sizes)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -223,7 +219,11 @@ class Batches:
         other = copy.copy(self)
         other.dtype, other.raw = dtype, None
         other._passes = lambda: (batch.data for batch in self)
-        moved = (other.place(batch.data, batch.index) for batch in self)
+
+        def wider(leaf: Any) -> Any:
+            return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+        moved = (replace(batch, data=tree_map(wider, batch.data)) for batch in self)
         other._kept = cache_if_small(moved, self.device)
         return other
 
@@ -301,13 +301,10 @@ def read_indices(indices: Tensor | Sequence[int], total: int) -> Tensor:
 def take(batch: Batch, which: Tensor | slice) -> Batch:
     """Some samples of a batch: copies of those at some indices, or views of a slice."""
     size = len(range(batch.size)[which] if isinstance(which, slice) else which)
-    return Batch(_pick(batch.data, which), size)
-
-
-def _pick(data: Any, which: Tensor | slice) -> Any:
-    return tree_map(
-        lambda leaf: leaf[which] if isinstance(leaf, Tensor) and leaf.ndim else leaf, data
+    rows = tree_map(
+        lambda leaf: leaf[which] if isinstance(leaf, Tensor) and leaf.ndim else leaf, batch.data
     )
+    return Batch(rows, size)
 
 
 def rows_of(batch: Batch) -> tuple[list[Tensor], Callable[..., Batch]]:
@@ -426,8 +423,9 @@ def as_tree(raw: Any) -> Any:
 
 
 def _slices(columns: Any, batch_size: int) -> Iterator[Any]:
-    for start in range(0, _size(columns), batch_size):
-        yield _pick(columns, slice(start, start + batch_size))
+    whole = Batch(columns, _size(columns))
+    for start in range(0, whole.size, batch_size):
+        yield take(whole, slice(start, start + batch_size)).data
 
 
 def _collate(dataset: Any, batch_size: int) -> Iterator[Any]:

@@ -82,11 +82,6 @@ class HessianForm:
         other.near, other.form = self.near.like(problem), self.form
         return other
 
-    @property
-    def sample_weights(self) -> Tensor | None:
-        """About how much each sample of this rank added to the trace (n,), for many samples."""
-        return self.near.sample_weights
-
     def sums(self, diagonal: bool = False, only: Batch | None = None) -> Tensor | None:
         """The diagonal (P,) in float64, or its sum over each parameter; None without a form.
 

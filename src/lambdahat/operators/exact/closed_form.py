@@ -101,12 +101,8 @@ class ClosedForm:
 
     def __init__(self, problem: Problem, kind: str, samples: int = 1, seed: int = 0) -> None:
         self.problem, self._kind = problem, (kind, samples, seed)
-        self._weights: list[Tensor] = []
-
-    @property
-    def sample_weights(self) -> Tensor | None:
-        """About how much each sample of this rank added to the trace (n,), for many samples."""
-        return torch.cat(self._weights) if self._weights else None
+        # about how much each sample of this rank added to the last trace, if they are many
+        self.sample_weights: list[Tensor] = []
 
     @cached_property
     def leaves(self) -> dict[str, Tensor]:
@@ -224,7 +220,7 @@ class ClosedForm:
         # samples that are sent through together, by what their signals take
         signal = factors.count * trusted.width * problem.dtype.itemsize
         most = max(1, min(CHUNK[kind], min(CHUNK_BYTES[kind], room) // max(1, signal)))
-        self._weights, weighed = [], problem.reduced and problem.num_samples > COMPARED_WHOLE
+        self.sample_weights, weighed = [], problem.reduced and problem.num_samples > COMPARED_WHOLE
         done, total_samples = 0, problem.num_samples if problem.ranks.size == 1 else None
         with twice_differentiable():
             for batch, share in _parts(problem, factors, most, only):
@@ -239,7 +235,7 @@ class ClosedForm:
                     if factors.count and within:
                         signals, signs = factors.make(problem, output.detach(), batch)
                         if weighed:
-                            self._weights.append(share * _sample_sizes(signals, within))
+                            self.sample_weights.append(share * _sample_sizes(signals, within))
                         found = pull_squares([output], [signals], signs, within, diagonal, room)
                         squares = {name: square for name, square in found.items() if name in fit}
                     if extra is not None:

@@ -212,22 +212,18 @@ def in_one_pass(
 
 @dataclass(frozen=True)
 class _Shared:
-    """A weight of g groups of O outputs and I inputs that a sample uses at L positions."""
+    """A weight of g groups of O outputs and I inputs that a sample uses at L positions.
+
+    ``single``: whether the gradient is one outer product. ``by_positions``: whether L×L products of
+    positions cost less than O×I gradients.
+    """
 
     groups: int
     outputs: int
     inputs: int
     length: int
-
-    @property
-    def single(self) -> bool:
-        """Whether the gradient is one outer product."""
-        return self.length == self.groups == 1
-
-    @property
-    def by_positions(self) -> bool:
-        """Whether L×L products of positions cost less than O×I gradients."""
-        return self.length * (self.outputs + self.inputs) <= self.outputs * self.inputs
+    single: bool
+    by_positions: bool
 
     def numbers(self, count: int, diagonal: bool) -> int:
         """How many numbers ``count`` factors of one sample take."""
@@ -249,8 +245,11 @@ def _squares(call: LayerCall, deltas: Deltas, signs: Tensor, diagonal: bool, roo
     numbers = 2 * len(signs) * call.width // max(1, size)
     if isinstance(layer, (nn.Linear, *CONVOLUTIONS)):  # not batch-norm
         groups, outputs = getattr(layer, "groups", 1), len(layer.weight)
-        length = call.width // max(1, size * outputs)
-        shared = _Shared(groups, outputs // groups, layer.weight[0].numel(), length)
+        length, inputs = call.width // max(1, size * outputs), layer.weight[0].numel()
+        outputs //= groups
+        by_positions = length * (outputs + inputs) <= outputs * inputs
+        kinds = length == groups == 1, by_positions
+        shared = _Shared(groups, outputs, inputs, length, *kinds)
         numbers = shared.numbers(len(signs), diagonal)
     room = room if signs.is_cuda else min(room, FORMED_BYTES)
     rows = max(1, room // max(1, numbers * wide.itemsize))
