@@ -297,6 +297,11 @@ def test_a_sweep_is_followed_cell_by_cell(tmp_path):
     store.add(cells[0], [{"loss": 1.0}], 2.5)
     store.fail(cells[1], "Traceback\nValueError: no")
     assert facts() == {"cells": ("1 of 3", ""), "seed=0": ("2.5 s", ""), "seed=1": ("", "raised")}
+    store.fail(cells[2], "Traceback\nValueError: no")
+    assert facts()["2 cells"] == ("", "raised")
+    with ProgressFile(store.path.with_suffix(".progress.json"), kind="sweep"):
+        pass
+    assert board.state({})["sources"][0]["state"] == "incomplete"
     store.add(cells[1], [{"loss": 1.0}], 1.0)
     store.add(cells[2], [{"loss": 1.0}], 1.0)
     found = board.state({0: 0})

@@ -41,7 +41,7 @@ from lambdahat.report import figures  # noqa: F401  (registers the charts)
 from lambdahat.report.plotly_charts import describe_chart, figure_of
 from lambdahat.report.style import minus
 from lambdahat.results import Result, Status
-from lambdahat.results.charts import Chart, Series, charts_of
+from lambdahat.results.charts import Chart, Series, charts_of, counted
 from lambdahat.results.measurement import Measurement
 from lambdahat.training.history import Run
 from lambdahat.training.metrics import parse_rows
@@ -394,14 +394,24 @@ class SweepSource(LiveSource):
 
     def facts(self) -> list[dict[str, str]]:
         done = [cell for cell in self._cells if cell[2] is not None]
-        failed = [cell for cell in self._cells if cell[3] is not None]
         found = [_fact("cells", f"{len(done):,} of {len(self._cells):,}")]
         for settings, seconds, _, _ in sorted(done, key=lambda cell: cell[2] or 0.0)[:-4:-1]:
             found.append(_fact(self._label(settings), f"{seconds or 0.0:.3g} s"))
-        for settings, _, _, error in failed[-3:]:
-            last = (error or "").strip().splitlines()[-1:] or [""]
-            found.append(_fact(self._label(settings), "", "raised", last[0][:300]))
+        raised: dict[str, list[str]] = {}  # cells by the last line of their error
+        for settings, _, _, error in self._cells:
+            if error is not None:
+                last = (error.strip().splitlines() or [""])[-1][:300]
+                raised.setdefault(last, []).append(self._label(settings))
+        for error, cells in raised.items():
+            name = cells[0] if len(cells) == 1 else counted(len(cells), "cell")
+            found.append(_fact(name, "", "raised", error))
         return [*found, *([_fact("charts", self._note)] if self._note else [])]
+
+    def summary(self) -> dict[str, Any]:
+        """A sweep that has ended without some cells is not finished."""
+        found = super().summary()
+        ended = found["state"] == "finished" and not self.is_complete
+        return found | ({"state": "incomplete"} if ended else {})
 
     def _label(self, settings: dict[str, Any]) -> str:
         """A cell by the settings in which cells differ."""
@@ -481,6 +491,13 @@ class MeasurementSource(LiveSource):
     @property
     def is_complete(self) -> bool:
         return self.path.with_name("measurement.json").is_file()
+
+    def summary(self) -> dict[str, Any]:
+        """Quantities differ in cost: only that which is measured now can tell the time left."""
+        found = super().summary()
+        for task in found["tasks"][:1]:
+            task["left"] = None
+        return found
 
 
 class Board:
