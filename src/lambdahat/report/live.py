@@ -20,7 +20,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from http import HTTPStatus
@@ -106,8 +106,9 @@ class LiveSource(ABC):
 
     def __init__(self, name: str, path: Path, progress: Path) -> None:
         self.name, self.path, self._progress_path = name, path, progress
-        self.version, self.fault, self.updated = 0, "", 0.0
-        self.told: list[dict[str, str]] = []  # the facts of the version
+        self.version, self._drawn, self.updated = 0, 0, 0.0
+        self._faults: dict[str, str] = {}  # what is wrong with the file, and with its charts
+        self._facts: list[dict[str, str]] = []  # of the version that was last looked at
         self._states: dict[int, Payload] = {}
         self._progress: dict[str, Any] = {}
         self._progress_read = 0
@@ -130,51 +131,63 @@ class LiveSource(ABC):
         """Whether the results say that nothing is left to do."""
 
     def refresh(self) -> None:
-        """Bring the state up to date; what goes wrong is shown in its place."""
+        """Read what is new; what goes wrong is shown in its place."""
         self._read_progress()
-        try:
+        with self._noting("file"):
             if self.look() or not self.version:
-                found = {
-                    key: {
-                        "title": chart.title,
-                        "caption": " ".join(filter(None, (chart.warning, chart.caption))),
-                        "words": describe_chart(chart),
-                        "figure": figure_of(chart),
-                    }
-                    for key, chart in self.charts()
-                }
                 self.version += 1
-                self._states[self.version] = found
-                for old in [key for key in self._states if key <= self.version - KEPT]:
-                    del self._states[old]
-                self.told = self.facts()
-            self.fault = ""
-        except Exception as error:  # a file that is damaged, or gone since
-            self.fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
-    def changes(self, since: int) -> Payload | None:
-        """The charts as they differ from an earlier version; None if there is nothing new."""
-        if since == self.version or not self.version:
-            return None
+    def view(self, since: int) -> tuple[list[dict[str, str]], Payload | None]:
+        """The facts, and the charts as they differ from an earlier version; None if they do not.
+
+        Charts are made when they are asked for: of a hundred runs a page shows a few.
+        """
+        if self.version and self.version != self._drawn:
+            self._drawn = self.version
+            with self._noting("charts"):
+                self._states[self.version] = self._draw()
+                self._facts = self.facts()
+            while len(self._states) > KEPT:
+                del self._states[next(iter(self._states))]
+        if since == self.version or self.version not in self._states:
+            return self._facts, None
         new, old = self._states[self.version], self._states.get(since, {})
         changed = {key: _changed(old.get(key), chart) for key, chart in new.items()}
+        charts = {key: chart for key, chart in changed.items() if chart}
+        return self._facts, {"version": self.version, "order": list(new), "charts": charts}
+
+    def _draw(self) -> Payload:
         return {
-            "version": self.version,
-            "order": list(new),
-            "charts": {key: chart for key, chart in changed.items() if chart},
+            key: {
+                "title": chart.title,
+                "caption": " ".join(filter(None, (chart.warning, chart.caption))),
+                "words": describe_chart(chart),
+                "figure": figure_of(chart),
+            }
+            for key, chart in self.charts()
         }
+
+    @contextmanager
+    def _noting(self, part: str) -> Iterator[None]:
+        """Note an error inside: of a file that is damaged, or gone since."""
+        try:
+            yield
+            self._faults[part] = ""
+        except Exception as error:
+            self._faults[part] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
     def summary(self) -> dict[str, Any]:
         """Name, state, and the time that is left."""
         found = {"name": self.name, "kind": self.kind, "version": self.version}
-        return {**found, "fault": self.fault, **self._standing()}
+        return {**found, "fault": " ".join(self._faults.values()).strip(), **self._standing()}
 
     def _read_progress(self) -> None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             stamp = self._progress_path.stat().st_mtime_ns
             if stamp != self._progress_read:
                 found = json.loads(self._progress_path.read_text(encoding="utf-8"))
-                if isinstance(found, dict) and isinstance(found.get("tasks"), dict):
+                tasks = found["tasks"].values()
+                if float(found["updated"]) and all(len(task) == 5 for task in tasks):
                     self._progress, self._progress_read = found, stamp
 
     def _standing(self) -> dict[str, Any]:
@@ -533,8 +546,8 @@ class Board:
             for place, source in enumerate(self.sources):
                 summary = {"id": place, **source.summary()}
                 if place in have:
-                    summary["facts"] = source.told
-                    if changes := source.changes(have[place]):
+                    summary["facts"], changes = source.view(have[place])
+                    if changes:
                         charts[place] = changes
                 summaries.append(summary)
         name = self.folder.resolve().name or str(self.folder)
@@ -609,6 +622,7 @@ class LiveServer(ThreadingHTTPServer):
 
     def __init__(self, folder: str | Path, host: str = "127.0.0.1", port: int = 0) -> None:
         require_count(port, "port", 0, 65535)
+        require(bool(host.strip()), "host", "be an address", repr(host), "such as 127.0.0.1")
         self.board, self.token, self.bound = Board(folder), secrets.token_urlsafe(16), host
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
