@@ -21,7 +21,7 @@ import scipy
 import typer
 from typer.testing import CliRunner
 
-from lambdahat.cli import demo, exits
+from lambdahat.cli import exits, reproduce
 from lambdahat.cli.app import app
 from lambdahat.experiments.published import PLACES
 from tests.documents import (
@@ -59,7 +59,7 @@ LONG = {"many-processes.md", "batch-and-step.md", "command-line.md"}
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "no-data"))
-    monkeypatch.setattr(demo, "SCALE", "smoke")
+    monkeypatch.setattr(reproduce, "DEMO_SCALE", "smoke")
     with empty_folder(tmp_path, monkeypatch):
         yield tmp_path
 

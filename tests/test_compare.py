@@ -7,6 +7,7 @@ import math
 import statistics
 
 import pytest
+import scipy.stats
 import torch
 from typer.testing import CliRunner
 
@@ -193,7 +194,7 @@ def test_a_localization_by_parameter():
     other = lh.measure(one, "llc", sampling={**few, "localization": {"weight": 1.0, "bias": 3.0}})
     wide = lh.Problem(torch.nn.Linear(4, 3).double(), "mse", (data[0], torch.zeros(4, 3).double()))
     for another in (other, lh.measure(wide, "llc", sampling=few)):
-        with pytest.raises(ValueError, match="same localization"):
+        with pytest.raises(ValueError, match=r"same (localization|data)"):
             lh.compare({"a": first, "b": another}, "llc")
 
 
@@ -216,6 +217,7 @@ def test_a_comparison_is_stored_and_leaves_as_frame_latex_and_dict(coefficients,
 
 
 FACTORY = """
+import scipy.stats
 import torch
 import lambdahat as lh
 
@@ -251,3 +253,51 @@ def test_checkpoints_from_the_command_line(tmp_path, monkeypatch):
         refused = CliRunner().invoke(app, ["compare", "compared_factory:make_problem", *bad])
         assert refused.exit_code == 2
         assert words_said in refused.stderr
+
+
+def network(seed, width=4, batch_norm=False, shift=0.0):
+    torch.manual_seed(seed)
+    x, y = torch.linspace(-1, 1, 60).reshape(20, 3), torch.linspace(0, 1, 20)[:, None]
+    norm = [torch.nn.BatchNorm1d(width)] if batch_norm else []
+    layers = [torch.nn.Linear(3, width), *norm, torch.nn.Tanh(), torch.nn.Linear(width, 1)]
+    return lh.Problem(torch.nn.Sequential(*layers), "mse", (x + shift, y))
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_differences_of_three_names_are_those_of_a_paired_t_test(batch_norm):
+    """Against SciPy's, on traces of dense Hessians."""
+    problems = {
+        name: [network(10 * i + s, 4, batch_norm) for s in range(4)]
+        for i, name in enumerate(("SGD", "Adam", "NGD"))
+    }
+    found = lh.compare(problems, "trace")
+    exact = {
+        name: [float(lh.hessian(p).dense().trace()) for p in part]
+        for name, part in problems.items()
+    }
+    for one, two in (("Adam", "SGD"), ("NGD", "SGD"), ("NGD", "Adam")):
+        test = scipy.stats.ttest_rel(exact[one], exact[two])
+        difference = found.difference("trace", one, two)
+        assert difference.value / difference.stderr == pytest.approx(test.statistic, rel=1e-3)
+        assert difference.interval() == pytest.approx(tuple(test.confidence_interval()), rel=1e-3)
+
+
+def test_networks_of_several_sizes_are_compared_in_any_order():
+    small, large = network(0, 1), network(1, 8)
+    for problems in ({"s": small, "l": large}, {"l": large, "s": small}):
+        found = lh.compare(problems, "eigenvalues", top=100)
+        assert len(found.readings) == small.num_parameters
+
+
+def test_measurements_of_other_data_are_refused():
+    one, two = (lh.measure(network(0, shift=shift), "trace") for shift in (0.0, 1.0))
+    with pytest.raises(ValueError, match=r"same data.*'b' measured on other data than 'a'"):
+        lh.compare({"a": one, "b": two}, "trace")
+
+
+def test_less_a_lower_bound_is_no_lower_bound():
+    spent = lh.Estimate(3.0, math.inf, status=lh.Status.BUDGET_SPENT)
+    found = lh.Comparison({"norm": {"a": (lh.Estimate(5.0, 0.1),), "b": (spent,)}})
+    assert math.isnan(found.difference("norm", "a", "b").stderr)
+    assert found.difference("norm", "b", "a").stderr == math.inf
+    assert found.table()[-1]["status"] == "BUDGET_SPENT"

@@ -205,6 +205,7 @@ def test_exit_codes_are_those_of_the_command():
         exits.NOT_CONVERGED,
         exits.BAD_INPUT,
         exits.FAILED,
+        exits.USERS_CODE,
         exits.INTERRUPTED,
         exits.UNREAD,
     }

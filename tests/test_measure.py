@@ -18,7 +18,7 @@ from lambdahat._quantities import (
     MeasureSettings,
     products,
 )
-from lambdahat.cli.forecast import forecast
+from lambdahat.cli.measurements import forecast
 from lambdahat.estimators import trace
 from lambdahat.models import mlp
 from lambdahat.operators.curvature import hessian

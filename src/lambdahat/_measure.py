@@ -18,11 +18,12 @@ import numpy as np
 import scipy
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from lambdahat._core.check import describe, require, require_choice, require_count, require_type
 from lambdahat._core.progress import ProgressFile, report
 from lambdahat._core.rng import derived_seed
-from lambdahat._core.storage import Damaged, digest, read_json, unseal, write_sealed
+from lambdahat._core.storage import Damaged, digest, digest_tensors, read_json, unseal, write_sealed
 from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
@@ -247,6 +248,8 @@ def _require_same_settings(every: Mapping[str, Sequence[Measurement]]) -> None:
     for name, measurements in every.items():
         for one in measurements:
             told = {key: one.about.get(key) for key in ("samples", "loss", "curvature")}
+            if "first_sample" in one.about:  # measurements of early versions do not tell
+                told["data"] = one.about["first_sample"]
             coefficient = one.results.get("llc")
             for key in ("nbeta", "localization"):
                 told[key] = getattr(coefficient, key, None)
@@ -256,7 +259,9 @@ def _require_same_settings(every: Mapping[str, Sequence[Measurement]]) -> None:
                     _is_close(known, value),
                     "problems",
                     f"have the same {key}, or their numbers are not comparable",
-                    f"{describe(known)} ({first}) and {describe(value)} ({name})",
+                    f"{name!r} measured on other data than {first!r}"
+                    if key == "data"
+                    else f"{describe(known)} ({first}) and {describe(value)} ({name})",
                     "measure all alike, or give the problems themselves",
                 )
 
@@ -310,8 +315,10 @@ def _comparison(
             f"{name!r}, which has none",
             "measure it with lh.measure",
         )
-    for label in first:
+    for label in dict.fromkeys(label for found in numbers.values() for n in found for label in n):
         missing = [name for name, found in numbers.items() if any(label not in n for n in found)]
+        if missing and label.startswith("eigenvalues["):
+            continue  # of networks of several sizes, as many as the smallest has
         require(
             not missing,
             "problems",
@@ -393,6 +400,7 @@ def description(problem: Problem, settings: MeasureSettings) -> dict[str, Any]:
         "samples": problem.num_samples,
         "loss": "custom" if loss is None else loss.name,
         "loss_value": problem.loss(),
+        "first_sample": _first_sample(problem),
         **dataclasses.asdict(settings),
         "norm": problem.norm,
         "dtype": str(problem.dtype)[6:],
@@ -401,12 +409,24 @@ def description(problem: Problem, settings: MeasureSettings) -> dict[str, Any]:
     }
 
 
+UNFIXED = ("versions", "device", "first_sample")  # the identity has digests of all data
+
+
+def _first_sample(problem: Problem) -> str:
+    """A digest of the first sample, by which ``compare`` sees that measurements differ in data."""
+    if not problem.has_data:
+        return ""
+    leaves, _ = tree_flatten(problem.batches.first().data)
+    rows = {f"{i}": leaf[:1] for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    return digest_tensors({name: row for name, row in rows.items() if row.ndim})
+
+
 def fingerprint(problem: Problem, about: Mapping[str, Any]) -> dict[str, Any]:
     """What must agree for a result on disk to be the one asked for: settings, sizes, and the
     problem's identity.
     """
     return {
-        **{key: value for key, value in about.items() if key not in ("versions", "device")},
+        **{key: value for key, value in about.items() if key not in UNFIXED},
         **problem.identity(),
     }
 

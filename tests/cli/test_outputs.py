@@ -160,7 +160,7 @@ def test_what_a_factory_and_its_model_print_is_not_on_standard_output(project):
 )
 def test_a_factory_that_exits_does_not_choose_the_exit_code(project, factory, message):
     found = run("measure", factory, "--json")
-    assert found.exit_code == 2
+    assert found.exit_code == 4
     assert found.stdout == ""
     assert f"error: {message}" in found.stderr
 
@@ -173,5 +173,5 @@ def test_a_model_that_exits_while_it_is_measured_does_not_choose_the_exit_code(
 
     monkeypatch.setattr("lambdahat.cli.measurements.measure", leave)
     found = run("measure", "loud_factory:loud", "--json")
-    assert found.exit_code == 2
+    assert found.exit_code == 4
     assert "called sys.exit(0)" in found.stderr.splitlines()[-1]

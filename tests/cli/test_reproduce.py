@@ -193,11 +193,11 @@ def test_report_builds_the_page_from_the_store_alone(tmp_path, monkeypatch):
     [
         (
             ["reproduce", "tooy"],
-            "EXPERIMENT must be one of toy, got 'tooy'; did you mean 'toy'? --list describes them",
+            "EXPERIMENT must be one of 'toy', got 'tooy'; did you mean 'toy'?; --list describes",
         ),
         (
             ["reproduce", "mnist"],
-            "EXPERIMENT must be one of toy, got 'mnist'; --list describes them",
+            "EXPERIMENT must be one of 'toy', got 'mnist'; --list describes them",
         ),
         (["reproduce"], "EXPERIMENTS must be some names or --all, got none; --list describes them"),
         (

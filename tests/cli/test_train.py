@@ -125,6 +125,22 @@ def test_trains_as_fit_does_and_writes_a_folder(folder):
     assert config["settings"]["options"] == {"lr": 0.1, "alpha": 0.1, "momentum": 0.9}
 
 
+def test_the_defaults_learn_and_what_was_tracked_is_printed(folder):
+    result = call(
+        "train", "--model", "mlp", "--data", "digits", "--track", "trace,top", "--out", "run"
+    )
+    assert result.exit_code == 0, result.output
+    last = read_rows(folder / "run" / "metrics.jsonl")[-1]
+    assert last["validation_accuracy"] > 0.9
+    assert last["accuracy"] > 0.9
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line}
+    assert {"epoch", "1", "10", "status"} < set(lines["quantity"].split())
+    assert float(lines["trace"].split()[4]) == pytest.approx(last["trace"], rel=1e-4)
+    assert lines["trace"].endswith("CONVERGED")
+    assert lines["top_1"].endswith("CONVERGED")
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
 def test_resumes_and_refuses(folder):
     common = (*BASIC, "--optimizer", "adam", "--lr", 0.01, "--out", "run", "--quiet")
     assert call(*common, "--epochs", 4, "--out", "whole").exit_code == 0

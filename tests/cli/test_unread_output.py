@@ -10,7 +10,8 @@ import sys
 import pytest
 import typer
 
-from lambdahat.cli.exits import BAD_INPUT, FAILED, UNREAD, exit_codes
+from lambdahat.cli import exits
+from lambdahat.cli.exits import BAD_INPUT, FAILED, UNREAD
 
 FACTORY = """
 import torch
@@ -83,8 +84,9 @@ def test_a_reader_that_has_gone_is_no_error(name, ends):
 
 
 def test_another_pipe_that_breaks_is_an_error(capsys):
-    with pytest.raises(typer.Exit) as ended, exit_codes():
-        raise BrokenPipeError("a worker's")
+    inside = compile('raise BrokenPipeError("a worker\'s")', exits.__file__, "exec")
+    with pytest.raises(typer.Exit) as ended, exits.exit_codes():
+        exec(inside)
     assert ended.value.exit_code == FAILED
     assert "BrokenPipeError: a worker's" in capsys.readouterr().err
 

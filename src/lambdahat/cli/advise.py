@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lambdahat.cli.exits import code_of, foreign_output, require_writable, say
-from lambdahat.cli.loading import ProblemChoices, load_problem
+from lambdahat.cli.loading import load_problem
 from lambdahat.cli.measurements import bars
+from lambdahat.cli.options import ProblemChoices
 from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
 from lambdahat.randommatrix import Advice, BatchLevels, NoiseLevels, advise
 from lambdahat.randommatrix.advice_rules import text
@@ -24,6 +25,7 @@ ADVISED = ("advice", "batch", "value ± error", "95 % interval")
 
 def run_advise(
     factory: str,
+    checkpoint: Path | None,
     choices: ProblemChoices,
     question: dict[str, Any],
     out: Path | None,
@@ -32,7 +34,7 @@ def run_advise(
 ) -> int:
     """Measure, advise, print and write; the exit code. ``question`` are arguments of ``advise``."""
     require_writable(out)
-    problem = load_problem(factory, choices)
+    problem = load_problem(factory, choices, checkpoint)
     with bars(quiet), foreign_output():
         found = advise(problem, **question)
     if choices.samples is not None:

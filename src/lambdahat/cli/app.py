@@ -1,7 +1,7 @@
-"""The command and its arguments; what each command does is in the module of its name.
+"""The command and its arguments; what each command does is in the module that it imports.
 
-The arguments of commands for models, data and graphs are in ``model_commands``, ``data_commands``,
-``graph_commands``.
+The commands that look at a model are in ``model_commands``. Nothing heavy is imported before a
+command runs, so that help, completion and misspelt names are answered at once.
 """
 
 from __future__ import annotations
@@ -11,22 +11,36 @@ from typing import Annotated
 
 import typer
 
-from lambdahat.cli.data_commands import data_commands
-from lambdahat.cli.exits import EXIT_CODES, OK, exit_codes, require_writable
-from lambdahat.cli.graph_commands import graph_commands
-from lambdahat.cli.model_commands import advise, compare, landscape, measure
-from lambdahat.cli.new_problem import init
-from lambdahat.cli.options import Json, Kept, Quiet, Seed, out_option
+from lambdahat.cli.exits import EXIT_CODES, OK, exit_codes, output_path, require_writable
+from lambdahat.cli.model_commands import advise, compare, init, landscape, measure
+from lambdahat.cli.options import (
+    App,
+    GraphReading,
+    Json,
+    Kept,
+    Output,
+    Quiet,
+    RecipeChoices,
+    Seed,
+    TrainingChoices,
+    complete,
+    out_option,
+    require_known,
+    with_groups,
+    words,
+)
 from lambdahat.cli.watch import watch
 
-app = typer.Typer(
+app = App(
     name="lambdahat",
     help="Curvature and degeneracy of PyTorch models, with error bars.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_commands = App(help="List, download and verify data sets.", no_args_is_help=True)
+graph_commands = App(
+    help="Spectra of graphs: density, clusters, similarity, models.", no_args_is_help=True
 )
 
 
@@ -50,159 +64,50 @@ def _root(
     """Curvature and degeneracy of PyTorch models, with error bars."""
 
 
-app.command(epilog=EXIT_CODES)(init)
-app.command(epilog=EXIT_CODES)(measure)
-app.command(epilog=EXIT_CODES)(compare)
-app.command(epilog=EXIT_CODES)(landscape)
-TRAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
+for command in (init, measure, compare, landscape):
+    app.command()(command)
 
 
-@app.command(epilog=EXIT_CODES, context_settings=TRAINING)
+TRAINING = TrainingChoices()
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@with_groups
 def train(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="Network name; an unknown name lists all.")],
-    data: Annotated[str, typer.Option(help="Data set name, as in `lambdahat data list`.")],
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training data.")] = 10,
-    optimizer: Annotated[
-        str, typer.Option(help="Optimiser name; pass its options as --name value.")
-    ] = "sgd",
-    lr: Annotated[
-        float | None, typer.Option(help="Learning rate.", show_default="the optimiser's")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Batch size.")] = 128,
-    schedule: Annotated[
-        str | None, typer.Option(help='Such as cosine or "step:milestones=(60,120),factor=0.2".')
-    ] = None,
-    regularizer: Annotated[
-        list[str] | None, typer.Option(help='Such as "l2:rate=1e-4"; repeatable.')
-    ] = None,
-    averaging: Annotated[
-        str | None, typer.Option(help='Such as "average:start=161" or "ema:unit=step".')
-    ] = None,
-    lookahead: Annotated[
-        int | None,
-        typer.Option(min=1, help="Wrap the optimiser in Lookahead with this many steps."),
-    ] = None,
-    early_stopping: Annotated[
-        int | None, typer.Option(min=1, help="Stop after this many epochs without improvement.")
-    ] = None,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches per optimiser step.")] = 1,
-    clip: Annotated[
-        float | None, typer.Option(help="Clip the gradient norm to this value.")
-    ] = None,
-    augment: Annotated[bool, typer.Option("--augment", help="Random crops and flips.")] = False,
-    curvature_samples: Annotated[
-        int | None,
-        typer.Option(min=1, help="Samples for curvature measurements.", show_default="batch size"),
-    ] = None,
-    track: Annotated[
-        str, typer.Option(help="Quantities to track, comma-separated: llc, trace, spectrum, …")
-    ] = "",
-    track_every: Annotated[
-        int, typer.Option(min=1, help="Epochs (or steps) between measurements.")
-    ] = 1,
-    track_unit: Annotated[str, typer.Option(help="epoch or step.")] = "epoch",
-    track_samples: Annotated[
-        int | None, typer.Option(min=2, help="Samples to measure on.", show_default="1000")
-    ] = None,
-    model_option: Annotated[
-        list[str] | None, typer.Option(help='Such as "widths=(64,32)".')
-    ] = None,
-    data_option: Annotated[
-        list[str] | None, typer.Option(help='Such as "normalization=standard".')
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Train on the first N samples.", show_default="all")
-    ] = None,
-    log: Annotated[
-        str, typer.Option(help="Loggers, comma-separated: csv, tensorboard, wandb, mlflow.")
-    ] = "",
-    out: Annotated[
-        Path | None, out_option("Folder of the run: metrics, checkpoints, measurements.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="Epochs between checkpoints.")] = 1,
-    checkpoint_steps: Annotated[
-        int | None, typer.Option(min=1, help="Also checkpoint every N steps.")
-    ] = None,
-    keep: Annotated[
-        int, typer.Option(min=1, help="Newest checkpoints to keep, in addition to the best.")
-    ] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    device: Annotated[str, typer.Option(help='Such as "cpu" or "cuda".')] = "cpu",
+    recipe: RecipeChoices,
+    choices: TrainingChoices = TRAINING,
+    out: Annotated[Path | None, out_option("Folder for metrics, checkpoints, results.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a network and track its curvature; --resume continues an interrupted run."""
-    from lambdahat.cli.train import TrainingPlan, extra_options, key_values, run_train
-    from lambdahat.training.checkpoints import Recipe
-
+    """Train a network and track its curvature. Options not listed go to the optimiser."""
     kept = "the same command with --resume goes on" if out else "pass --out to keep checkpoints"
     with exit_codes(kept):
         require_writable(out)
-        options = {**({} if lr is None else {"lr": lr}), **extra_options(context.args)}
-        loggers = [name.strip() for name in log.split(",") if name.strip()]
-        loop = {
-            "batch_size": batch_size,
-            "early_stopping": early_stopping,
-            "precision": precision,
-            "clip": clip,
-            "accumulate": accumulate,
-            "curvature_samples": curvature_samples,
-            "loggers": loggers,
-            "resume": resume,
-            "keep": keep,
-            "checkpoint_every": checkpoint_every,
-            "checkpoint_steps": checkpoint_steps,
-        }
-        plan = TrainingPlan(
-            optimizer,
-            options,
-            epochs,
-            loop,
-            schedule,
-            regularizer or (),
-            averaging,
-            lookahead,
-            track,
-            track_every,
-            track_unit,
-            track_samples,
-            augment,
-            device,
-        )
-        settings, free = plan.document()
-        recipe = Recipe(
-            model,
-            data,
-            model_options=key_values(model_option or ()),
-            data_options=key_values(data_option or ()),
-            seed=seed,
-            samples=samples,
-            settings=settings,
-            free=free,
-        )
-        code = run_train(recipe, plan, out, as_json, quiet)
+        require_known("model", recipe.model, "--model")
+        require_known("data set", recipe.data, "--data")
+        require_known("optimizer", choices.optimizer, "--optimizer")
+        from lambdahat.cli.train import run_train
+
+        code = run_train(recipe, choices, context.args, out, as_json, quiet)
     raise typer.Exit(code)
 
 
-app.command(epilog=EXIT_CODES)(watch)
-app.command(epilog=EXIT_CODES)(advise)
+for command in (watch, advise):
+    app.command()(command)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def verify(
-    case: Annotated[str, typer.Option(help="Only cases whose names match this glob.")] = "*",
+    case: Annotated[str, typer.Option(metavar="GLOB", help="Only cases with such names.")] = "*",
     quick: Annotated[bool, typer.Option("--quick", help="One case per family.")] = False,
     seed: Seed = 0,
     out: Kept = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check the learning coefficient at default settings against cases with exact answers."""
-    from lambdahat.cli.verifications import run_verify
-
+    """Check the learning coefficient against exact answers. It runs at its default settings."""
     kept = (
         "finished cases are kept; the same command resumes"
         if out
@@ -210,14 +115,21 @@ def verify(
     )
     with exit_codes(kept):
         require_writable(out)
+        from lambdahat.cli.verifications import run_verify
+
         code = run_verify(case, seed, quick, out, as_json, quiet)
     raise typer.Exit(code)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def reproduce(
     experiments: Annotated[
-        list[str] | None, typer.Argument(help="Experiment names; --list describes all.")
+        list[str] | None,
+        typer.Argument(
+            metavar="EXPERIMENTS...",
+            help="Experiment names; --list describes all.",
+            autocompletion=complete("experiment"),
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All experiments.")] = False,
     listed: Annotated[
@@ -226,29 +138,35 @@ def reproduce(
     scale: Annotated[
         str,
         typer.Option(
-            help="smoke: seconds; cpu: at most 15 minutes on two cores; paper: for a GPU."
+            metavar="NAME",
+            help="smoke (seconds), cpu (15 minutes on two cores) or paper (a GPU).",
+            autocompletion=words("smoke", "cpu", "paper"),
         ),
     ] = "cpu",
     jobs: Annotated[
         int,
-        typer.Option(
-            min=1, help="Cells to run in parallel; a remote cluster uses all its workers."
-        ),
+        typer.Option(min=1, metavar="N", help="Cells in parallel; a cluster uses all its workers."),
     ] = 1,
     backend: Annotated[
-        str, typer.Option(help="Where cells run: loky (this machine), dask or ray.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Where cells run: loky (this machine), dask or ray.",
+            autocompletion=words("loky", "dask", "ray"),
+        ),
     ] = "loky",
     address: Annotated[
         str | None,
         typer.Option(
-            help="Address of a dask or ray cluster, or auto (ray).",
-            show_default="start one locally",
+            metavar="URL", help="Dask or ray cluster, or auto (ray).", show_default="a local one"
         ),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(help='Only cells with these settings, such as "alpha=0.1 seed=3".')
+        str | None, typer.Option(metavar="TEXT", help='Only cells such as "alpha=0.1 seed=3".')
     ] = None,
-    device: Annotated[str, typer.Option(help='"cpu" or "cuda".')] = "cpu",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu or cuda.", autocompletion=words("cpu", "cuda"))
+    ] = "cpu",
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Keep finished cells, or start over.")
     ] = True,
@@ -260,15 +178,19 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Reproduce published experiments and report which claims hold."""
-    from lambdahat.cli.reproduce import (
-        ExperimentChoices,
-        list_experiments,
-        run_forecast,
-        run_reproduce,
-        select_names,
-    )
-
     with exit_codes(f"finished cells are kept in {out}, and the same command goes on"):
+        if not (dry_run or listed):
+            require_writable(out)
+        for name in experiments or ():
+            require_known("experiment", name, "EXPERIMENT", "--list describes them")
+        from lambdahat.cli.reproduce import (
+            ExperimentChoices,
+            list_experiments,
+            run_forecast,
+            run_reproduce,
+            select_names,
+        )
+
         if listed:
             list_experiments()
             raise typer.Exit(OK)
@@ -276,66 +198,69 @@ def reproduce(
         names = select_names(experiments, everything)
         if dry_run:
             raise typer.Exit(run_forecast(names, choices, as_json, quiet))
-        require_writable(out)
         code = run_reproduce(names, choices, as_json, quiet)
     raise typer.Exit(code)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def bench(
     peers: Annotated[
         bool, typer.Option("--peers", help="Also time the other installed libraries.")
     ] = False,
-    device: Annotated[str, typer.Option(help='"cpu" or "cuda".')] = "cpu",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu or cuda.", autocompletion=words("cpu", "cuda"))
+    ] = "cpu",
     only: Annotated[
-        str, typer.Option(help="Glob over families; one without a match lists them.")
+        str, typer.Option(metavar="GLOB", help="Only such families; one without a match lists all.")
     ] = "*",
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny sizes, to check that it runs.")
     ] = False,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")
+        int, typer.Option(min=1, metavar="N", help="Interleaved rounds; medians are reported.")
     ] = 9,
     against: Annotated[
-        Path | None, typer.Option(help="Reference bench.json; exit with 1 if slower.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Reference bench.json; exit with 1 if slower."),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="Relative slowdown that counts as slower.")
+        float, typer.Option(metavar="X", help="Relative slowdown that counts as slower.")
     ] = 0.15,
     out: Annotated[Path | None, out_option("Folder for tables, figure and bench.json.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Benchmark time, error and memory, in units of a gradient and against other libraries."""
-    from lambdahat.bench.plans import Plan
-    from lambdahat.cli.bench_command import run_bench
-
+    """Benchmark time, error and memory. The unit is a gradient; --peers adds other libraries."""
     with exit_codes("finished tasks are kept" if out else ""):
         require_writable(out)
+        from lambdahat.bench.plans import Plan
+        from lambdahat.cli.bench_command import run_bench
+
         code = run_bench(
             Plan(device, peers, quick, rounds), only, out, against, tolerance, as_json, quiet
         )
     raise typer.Exit(code)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(help="Folders with experiment rows or saved results.")
+        list[Path],
+        typer.Argument(metavar="FOLDERS...", help="Folders with experiment rows or saved results."),
     ],
     out: Annotated[Path, out_option("The page to write.")] = Path("report.html"),
     quiet: Quiet = False,
 ) -> None:
-    """Build one self-contained HTML page from stored experiments and measurements."""
-    from lambdahat.cli.reproduce import run_report
-
+    """Write one HTML page of stored experiments and measurements."""
     with exit_codes():
         require_writable(out, file=True)
+        from lambdahat.cli.reproduce import run_report
+
         code = run_report(folders, out, quiet)
     raise typer.Exit(code)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command()
 def demo(
     out: Annotated[Path, out_option("Folder for figures, tables and results.")] = Path(
         "lambdahat-demo"
@@ -343,14 +268,211 @@ def demo(
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Compare SGD and NGD on handwritten digits, test the NGD paper's claims, and write a page."""
-    from lambdahat.cli.demo import run_demo
-
+    """Compare SGD and NGD on digits. Tests the NGD paper's claims and writes a page of them."""
     with exit_codes("finished results are kept"):
         require_writable(out)
+        from lambdahat.cli.reproduce import run_demo
+
         code = run_demo(out, seed, quiet)
     raise typer.Exit(code)
 
 
-app.add_typer(data_commands, name="data", epilog=EXIT_CODES)
-app.add_typer(graph_commands, name="graph", epilog=EXIT_CODES)
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(
+        parser=output_path,
+        metavar="PATH",
+        help="Data folder.",
+        show_default="LAMBDAHAT_DATA, else the user's",
+    ),
+]
+
+
+@data_commands.command("list")
+def list_data(as_json: Json = False) -> None:
+    """List every data set and the location of its files."""
+    with exit_codes():
+        from lambdahat.cli.data_commands import run_list
+
+        code = run_list(as_json)
+    raise typer.Exit(code)
+
+
+@data_commands.command("fetch")
+def fetch_data(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAMES...",
+            help="Data set names; an unknown name lists all.",
+            autocompletion=complete("data set"),
+        ),
+    ],
+    folder: DataFolder = None,
+    mirror: Annotated[
+        str | None, typer.Option(metavar="URL", help="Base URL of another mirror.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Download and verify data sets; an interrupted download resumes."""
+    with exit_codes("what has come is kept; the same command continues"):
+        for name in names:
+            require_known("data set", name, "data set")
+        from lambdahat.cli.data_commands import run_fetch
+
+        code = run_fetch(names, folder, mirror, quiet)
+    raise typer.Exit(code)
+
+
+@data_commands.command("check")
+def check_data(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAMES...",
+            help="Data set names.",
+            show_default="all present",
+            autocompletion=complete("data set"),
+        ),
+    ] = None,
+    folder: DataFolder = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare files with their published checksums.
+
+    If none is published, only the size is compared.
+    """
+    with exit_codes():
+        for name in names or ():
+            require_known("data set", name, "data set")
+        from lambdahat.cli.data_commands import run_check
+
+        code = run_check(names or [], folder, as_json, quiet)
+    raise typer.Exit(code)
+
+
+GraphFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILES...", help="Edge lists (SNAP, CSV), .gml, .mtx or .npz, also compressed."
+    ),
+]
+MomentCount = Annotated[int, typer.Option(min=8, metavar="N", help="Chebyshev moments.")]
+GraphProbes = Annotated[
+    int | None,
+    typer.Option(
+        min=8, metavar="N", help="Random probes.", show_default="exact up to 1,000 nodes, else 100"
+    ),
+]
+READ, SHOWN = GraphReading(), Output()
+
+
+@graph_commands.command("spectrum")
+@with_groups
+def graph_spectrum(
+    files: GraphFiles,
+    moments: MomentCount = 100,
+    probes: GraphProbes = None,
+    seed: Seed = 0,
+    reading: GraphReading = READ,
+    output: Output = SHOWN,
+) -> None:
+    """Maximum-entropy spectral density of the normalised Laplacian."""
+    with exit_codes():
+        from lambdahat.cli.graph_commands import run_spectrum
+
+        code = run_spectrum(files, reading, moments, probes, seed, output)
+    raise typer.Exit(code)
+
+
+@graph_commands.command("clusters")
+@with_groups
+def graph_clusters(
+    files: GraphFiles,
+    moments: MomentCount = 100,
+    probes: GraphProbes = None,
+    cut: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Count eigenvalues below this λ*.", show_default="the widest gap"
+        ),
+    ] = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Also label the nodes by spectral clustering.")
+    ] = False,
+    seed: Seed = 0,
+    reading: GraphReading = READ,
+    output: Output = SHOWN,
+) -> None:
+    """Number of clusters, with an error. Counts eigenvalues below the widest gap."""
+    with exit_codes():
+        from lambdahat.cli.graph_commands import run_clusters
+
+        code = run_clusters(files, reading, moments, probes, seed, cut, labels, output)
+    raise typer.Exit(code)
+
+
+@graph_commands.command("compare")
+@with_groups
+def graph_compare(
+    files: GraphFiles,
+    moments: MomentCount = 100,
+    probes: GraphProbes = None,
+    seed: Seed = 0,
+    reading: GraphReading = READ,
+    output: Output = SHOWN,
+) -> None:
+    """Divergence between the spectra of each pair of graphs."""
+    with exit_codes():
+        from lambdahat.cli.graph_commands import run_similarity
+
+        code = run_similarity(files, reading, moments, probes, seed, output)
+    raise typer.Exit(code)
+
+
+@graph_commands.command("fit")
+@with_groups
+def graph_fit(
+    files: GraphFiles,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="erdos_renyi, watts_strogatz or barabasi_albert.",
+            show_default="all",
+            autocompletion=words("erdos_renyi", "watts_strogatz", "barabasi_albert"),
+        ),
+    ] = None,
+    moments: Annotated[
+        int | None,
+        typer.Option(
+            min=8, metavar="N", help="Chebyshev moments.", show_default="20 with --model, else 30"
+        ),
+    ] = None,
+    draws: Annotated[
+        int | None,
+        typer.Option(
+            min=2, metavar="N", help="Graphs per value.", show_default="10 with --model, else 5"
+        ),
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            min=4, metavar="N", help="Nodes per graph.", show_default="the graph's, at most 1,000"
+        ),
+    ] = None,
+    seed: Seed = 0,
+    reading: GraphReading = READ,
+    output: Output = SHOWN,
+) -> None:
+    """Fit the closest random-graph model and its parameter."""
+    with exit_codes():
+        from lambdahat.cli.graph_commands import run_fit
+
+        code = run_fit(files, reading, model, moments, draws, size, seed, output)
+    raise typer.Exit(code)
+
+
+app.add_typer(data_commands, name="data")
+app.add_typer(graph_commands, name="graph")

@@ -1,80 +1,24 @@
-"""The arguments of ``lambdahat data``; what each command does is in ``datasets``."""
+"""``lambdahat data list``, ``fetch`` and ``check``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from lambdahat._core.check import require_choice
 from lambdahat.cli.exits import (
-    EXIT_CODES,
     NAMELESS,
     NOT_CONVERGED,
     OK,
     InputError,
-    exit_codes,
     one_line,
-    output_path,
     require_writable,
     say,
 )
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.options import Json, Quiet
 from lambdahat.cli.printing import print_json, print_table
 from lambdahat.data.catalogue import CATALOGUE, check, fetch, locate
 from lambdahat.data.sources import File, roots
-
-data_commands = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
-Names = Annotated[
-    list[str] | None, typer.Argument(help="Data set names.", show_default="all present")
-]
-DataFolder = Annotated[
-    Path | None,
-    typer.Option(
-        parser=output_path,
-        metavar="PATH",
-        help="Data folder.",
-        show_default="LAMBDAHAT_DATA, else the user's data folder",
-    ),
-]
-
-
-@data_commands.command("list", epilog=EXIT_CODES)
-def list_data(as_json: Json = False) -> None:
-    """List every data set and the location of its files."""
-
-    with exit_codes():
-        code = run_list(as_json)
-    raise typer.Exit(code)
-
-
-@data_commands.command("fetch", epilog=EXIT_CODES)
-def fetch_data(
-    names: Annotated[list[str], typer.Argument(help="Data set names; an unknown name lists all.")],
-    folder: DataFolder = None,
-    mirror: Annotated[str | None, typer.Option(help="Base URL of another mirror.")] = None,
-    quiet: Quiet = False,
-) -> None:
-    """Download and verify data sets; an interrupted download resumes."""
-
-    with exit_codes("what has come is kept; the same command continues"):
-        code = run_fetch(names, folder, mirror, quiet)
-    raise typer.Exit(code)
-
-
-@data_commands.command("check", epilog=EXIT_CODES)
-def check_data(
-    names: Names = None, folder: DataFolder = None, as_json: Json = False, quiet: Quiet = False
-) -> None:
-    """Compare the files with their published checksums, or with their size if none is published."""
-
-    with exit_codes():
-        code = run_check(names or [], folder, as_json, quiet)
-    raise typer.Exit(code)
-
 
 LISTED = ("data set", "training", "test", "what", "where")
 CHECKED = ("data set", "state", "where")

@@ -8,30 +8,38 @@ import os
 import shutil
 import sqlite3
 import sys
+import sysconfig
 import tempfile
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import timedelta
+from dis import opmap
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
 import typer
 
 from lambdahat._core.check import describe
-from lambdahat.problem.distributed import in_a_group
-from lambdahat.results import Status
 
-OK, NOT_CONVERGED, BAD_INPUT, FAILED, INTERRUPTED, UNREAD = 0, 1, 2, 3, 130, 141
+if TYPE_CHECKING:
+    from lambdahat.results import Status
+
+OK, NOT_CONVERGED, BAD_INPUT, FAILED, USERS_CODE, INTERRUPTED, UNREAD = 0, 1, 2, 3, 4, 130, 141
 
 EXIT_CODES = (
-    "Exit codes: 0 success; 1 measured, but some status is not CONVERGED (the output states the"
-    " remedy), or a verify case, data file, reproduce cell or bench task failed or is slower than"
-    " its reference; 2 bad usage or input; 3 internal error, with traceback; 130 interrupted"
-    " (finished work is kept in --out); 141 the output was closed early, as in a pipe to head."
+    "Exit codes: 0 success; 1 measured, but some status is not CONVERGED, or a verify case, data"
+    " file, reproduce cell or bench task failed or is slower than its reference; 2 bad usage or"
+    " input; 3 internal error, with traceback; 4 an error in your own code (factory, model, loss,"
+    " data), with traceback; 130 interrupted; 141 the output was closed early."
 )
 
+PACKAGE = Path(__file__).parent.parent.resolve()
+INSTALLED = {
+    Path(sysconfig.get_path(name)).resolve()
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+}
 
 NAMELESS = Path("\0")  # no file can be called so
 ROOM = 1 << 16  # bytes that a folder for output must have room for
@@ -51,6 +59,10 @@ DISK = {
 
 class InputError(Exception):
     """Something the caller gave is wrong; the text names the argument and the cure."""
+
+
+class FactoryError(Exception):
+    """The user's factory raised the error that this one is raised from; the text names it."""
 
 
 def output_path(given: str | Path) -> Path:
@@ -126,20 +138,16 @@ def foreign_output() -> Iterator[None]:
 
 @contextmanager
 def exit_codes(kept: str = "") -> Iterator[None]:
-    """Turn what is raised inside into an exit code and, where the input is to blame, one line on
-    standard error.
+    """Turn what is raised inside into an exit code and a message on standard error.
 
-    ``ValueError`` and ``TypeError`` are what the library raises for arguments (``_core.check``).
-    A disk that is full or read-only is no error inside either.
+    An argument check of the library is one line, as is a disk that is full or read-only. An error
+    in the user's own code, and any other error, keeps its traceback.
     """
     try:
         yield
     except KeyboardInterrupt:
         say("interrupted" + (f"; {kept}" if kept else ""))
         raise typer.Exit(INTERRUPTED) from None
-    except (InputError, ValueError, TypeError, FileNotFoundError) as error:
-        say(f"error: {one_line(error)}")
-        raise typer.Exit(BAD_INPUT) from None
     except typer.Exit:
         raise
     except SystemExit as error:  # the library never raises it
@@ -147,20 +155,86 @@ def exit_codes(kept: str = "") -> Iterator[None]:
             f"error: the model, its loss or its data called sys.exit({error.code!r}); let them"
             " raise an error instead"
         )
-        raise typer.Exit(BAD_INPUT) from None
+        raise typer.Exit(USERS_CODE) from None
+    except FactoryError as error:
+        _say_users_error(error.__cause__ or error, f"{error} raised")
+        raise typer.Exit(USERS_CODE) from None
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _unread():
             raise typer.Exit(UNREAD) from None
-        if _of_the_disk(error):
-            if _output_is_full():
-                raise typer.Exit(BAD_INPUT) from None
-            say(
-                f"error: {one_line(error)}"
-                + (f"; make room or choose another place; {kept}" if kept else "")
-            )
+        if not isinstance(error, InputError) and _in_users_code(error):
+            _say_users_error(error, "your code raised")
+            raise typer.Exit(USERS_CODE) from None
+        if _of_the_disk(error) and _output_is_full():
+            raise typer.Exit(BAD_INPUT) from None
+        if _is_bad_input(error):
+            room = "; make room or choose another place; " if kept and _of_the_disk(error) else ""
+            say(f"error: {one_line(error)}" + (f"{room}{kept}" if room else ""))
             raise typer.Exit(BAD_INPUT) from None
         traceback.print_exc()
         raise typer.Exit(FAILED) from None
+
+
+def _is_bad_input(error: Exception) -> bool:
+    """Whether an error is about what the caller gave, or about the disk.
+
+    The library checks arguments by ``raise ValueError`` or ``TypeError``. The same error from a
+    call, such as ``int("x")``, is a mistake inside: the last instruction tells them apart.
+    """
+    if isinstance(error, InputError | FileNotFoundError) or _of_the_disk(error):
+        return True
+    if not isinstance(error, ValueError | TypeError | ImportError):
+        return False
+    *_, last = _steps(error.__traceback__)
+    raised = last.tb_frame.f_code.co_code[last.tb_lasti] == opmap["RAISE_VARARGS"]
+    return raised and _place(last).is_relative_to(PACKAGE)
+
+
+def _in_users_code(error: BaseException) -> bool:
+    """Whether the library called other code than what it is built on, and that raised the error.
+
+    Installed packages count if a module of torch called them: a model may come from one.
+    """
+    within, within_model = False, False
+    for step in [*_steps(error.__traceback__)][1:]:  # the first is ``exit_codes``
+        place = _place(step)
+        within |= place.is_relative_to(PACKAGE)
+        if not within or place.is_relative_to(PACKAGE) or place.name.startswith("<"):
+            continue
+        within_torch = "torch" in place.parts
+        within_model |= within_torch and place.parts[-3:] == ("nn", "modules", "module.py")
+        installed = any(place.is_relative_to(folder) for folder in INSTALLED)
+        if not installed or (within_model and "site-packages" in place.parts and not within_torch):
+            return True
+    return False
+
+
+def _say_users_error(error: BaseException, what: str) -> None:
+    """The traceback from the first line outside the library on, and a last line that names it."""
+    steps = [*_steps(error.__traceback__)]
+    outside = [
+        step
+        for step in steps
+        if not _place(step).is_relative_to(PACKAGE) and not _place(step).name.startswith("<")
+    ]
+    own = [s for s in outside if not any(_place(s).is_relative_to(f) for f in INSTALLED)]
+    blamed = own or outside or steps
+    if blamed:
+        traceback.print_exception(error.with_traceback(blamed[0]), chain=False)
+    last = blamed[-1:]
+    where = "".join(f" ({_place(step).name}, line {step.tb_lineno})" for step in last)
+    say(f"error: {what} {type(error).__name__}: {one_line(error)}{where}")
+
+
+def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
+    while step is not None:
+        yield step
+        step = step.tb_next
+
+
+def _place(step: TracebackType) -> Path:
+    name = step.tb_frame.f_code.co_filename
+    return Path(name) if name.startswith("<") else Path(name).resolve()
 
 
 @contextmanager
@@ -242,12 +316,18 @@ MEASURED = (
 
 def rank() -> int:
     """This process's number among those of ``torchrun``; 0 where it is alone."""
-    return dist.get_rank() if in_a_group() else 0
+    from torch import distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 @contextmanager
 def of_torchrun(arguments: Sequence[str]) -> Iterator[None]:
     """Join the other ranks, if any; all end when the first has printed, with its exit code."""
+    from torch import distributed as dist
+
+    from lambdahat.problem.distributed import in_a_group
+
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or in_a_group():
         yield
         return
@@ -283,6 +363,10 @@ def own_folder(out: Path | None) -> Iterator[Path | None]:
     A rank that saw what the first has just written would not measure it, and the first would wait
     for its share.
     """
+    from torch import distributed as dist
+
+    from lambdahat.problem.distributed import in_a_group
+
     if out is None or not in_a_group():
         yield out
         return
@@ -295,6 +379,9 @@ def own_folder(out: Path | None) -> Iterator[Path | None]:
 
 def _backend() -> str:
     """NCCL if every rank of this machine has its own GPU, else gloo."""
+    import torch
+    from torch import distributed as dist
+
     here, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if count:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % count)

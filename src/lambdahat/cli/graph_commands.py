@@ -1,18 +1,15 @@
-"""The arguments of ``lambdahat graph``; what each command does is in ``graphs``."""
+"""``lambdahat graph spectrum``, ``clusters``, ``compare`` and ``fit``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from lambdahat.cli.exits import EXIT_CODES, OK, code_of, exit_codes, require_writable, say
+from lambdahat.cli.exits import OK, code_of, require_writable, say
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.options import Output, Seed, with_groups
+from lambdahat.cli.options import GraphReading, Output
 from lambdahat.cli.printing import print_json, print_table
 from lambdahat.graphs import (
     Clusters,
@@ -30,147 +27,6 @@ from lambdahat.graphs import (
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import Estimate, Result
 from lambdahat.results.charts import value_text
-
-graph_commands = typer.Typer(
-    help="Spectra of graphs: density, clusters, similarity, random-graph model.",
-    no_args_is_help=True,
-)
-READING = "Reading files"
-GraphFiles = Annotated[
-    list[Path], typer.Argument(help="Edge lists (SNAP, CSV), .gml, .mtx or .npz, also compressed.")
-]
-MomentCount = Annotated[int, typer.Option(min=8, help="Chebyshev moments.")]
-GraphProbes = Annotated[
-    int | None,
-    typer.Option(min=8, help="Random probes.", show_default="exact up to 1,000 nodes, else 100"),
-]
-
-
-@dataclass(frozen=True)
-class GraphReading:
-    """How graph files are read."""
-
-    format: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=READING, help="edges, gml, mtx or npz.", show_default="by suffix"
-        ),
-    ] = None
-    unweighted: Annotated[
-        bool,
-        typer.Option("--unweighted", rich_help_panel=READING, help="Give every edge the weight 1."),
-    ] = False
-    loops: Annotated[
-        str, typer.Option(rich_help_panel=READING, help="Self-loops: drop or keep.")
-    ] = "drop"
-    duplicates: Annotated[
-        str, typer.Option(rich_help_panel=READING, help="Repeated edges: max, sum, mean or refuse.")
-    ] = "max"
-    directed: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=READING, help="Unequal directions: max, sum, mean, mutual or refuse."
-        ),
-    ] = "max"
-
-
-READ, SHOWN = GraphReading(), Output()
-
-
-@graph_commands.command("spectrum", epilog=EXIT_CODES)
-@with_groups
-def graph_spectrum(
-    files: GraphFiles,
-    moments: MomentCount = 100,
-    probes: GraphProbes = None,
-    reading: GraphReading = READ,
-    seed: Seed = 0,
-    output: Output = SHOWN,
-) -> None:
-    """Maximum-entropy spectral density of the normalised Laplacian."""
-
-    with exit_codes():
-        code = run_spectrum(files, reading, moments, probes, seed, output)
-    raise typer.Exit(code)
-
-
-@graph_commands.command("clusters", epilog=EXIT_CODES)
-@with_groups
-def graph_clusters(
-    files: GraphFiles,
-    moments: MomentCount = 100,
-    probes: GraphProbes = None,
-    cut: Annotated[
-        float | None,
-        typer.Option(help="Count eigenvalues below this λ*.", show_default="the widest gap"),
-    ] = None,
-    labels: Annotated[
-        bool, typer.Option("--labels", help="Also label the nodes by spectral clustering.")
-    ] = False,
-    reading: GraphReading = READ,
-    seed: Seed = 0,
-    output: Output = SHOWN,
-) -> None:
-    """Number of clusters: eigenvalues below the widest gap, with an error and rival counts."""
-
-    with exit_codes():
-        code = run_clusters(files, reading, moments, probes, seed, cut, labels, output)
-    raise typer.Exit(code)
-
-
-@graph_commands.command("compare", epilog=EXIT_CODES)
-@with_groups
-def graph_compare(
-    files: GraphFiles,
-    moments: MomentCount = 100,
-    probes: GraphProbes = None,
-    reading: GraphReading = READ,
-    seed: Seed = 0,
-    output: Output = SHOWN,
-) -> None:
-    """Divergence between the spectra of each pair of graphs: table, heat map and tree."""
-
-    with exit_codes():
-        code = run_compare(files, reading, moments, probes, seed, output)
-    raise typer.Exit(code)
-
-
-@graph_commands.command("fit", epilog=EXIT_CODES)
-@with_groups
-def graph_fit(
-    files: GraphFiles,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="erdos_renyi, watts_strogatz or barabasi_albert.",
-            show_default="all, closest first",
-        ),
-    ] = None,
-    moments: Annotated[
-        int | None,
-        typer.Option(min=8, help="Chebyshev moments.", show_default="20 with --model, else 30"),
-    ] = None,
-    draws: Annotated[
-        int | None,
-        typer.Option(
-            min=2, help="Random graphs per parameter value.", show_default="10 with --model, else 5"
-        ),
-    ] = None,
-    size: Annotated[
-        int | None,
-        typer.Option(
-            min=4, help="Nodes of the random graphs.", show_default="the graph's, at most 1,000"
-        ),
-    ] = None,
-    reading: GraphReading = READ,
-    seed: Seed = 0,
-    output: Output = SHOWN,
-) -> None:
-    """Fit the closest random-graph model and its parameter."""
-
-    with exit_codes():
-        code = run_fit(files, reading, model, moments, draws, size, seed, output)
-    raise typer.Exit(code)
 
 
 def graphs_of(files: Sequence[Path], reading: GraphReading, output: Output) -> Iterator[Graph]:
@@ -330,7 +186,7 @@ def run_clusters(
     return code_of(result.status for _, result in found)
 
 
-def run_compare(
+def run_similarity(
     files: Sequence[Path],
     reading: GraphReading,
     moments: int,

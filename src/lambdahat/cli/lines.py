@@ -13,9 +13,9 @@ import torch
 from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat._quantities import CURVATURES
 from lambdahat.cli.exits import OK, code_of, foreign_output, rank, require_writable
-from lambdahat.cli.forecast import duration, one_product, size
-from lambdahat.cli.loading import ProblemChoices, held_out_data, load_problem
-from lambdahat.cli.measurements import bars
+from lambdahat.cli.loading import held_out_data, load_problem
+from lambdahat.cli.measurements import bars, duration, one_product, size
+from lambdahat.cli.options import ProblemChoices
 from lambdahat.cli.printing import print_json, print_table
 from lambdahat.estimators import Direction, landscape, towards
 from lambdahat.krylov import lanczos, random_vector
@@ -84,6 +84,7 @@ class Lines:
 
 def run_landscape(
     factory: str,
+    checkpoint: Path | None,
     choices: ProblemChoices,
     lines: Lines,
     held_out: str | None,
@@ -95,7 +96,7 @@ def run_landscape(
     """Draw the lines or the plane, print and write; the exit code."""
     if rank() == 0 and not dry_run:
         require_writable(out)
-    problem = load_problem(factory, choices)
+    problem = load_problem(factory, choices, checkpoint)
     rest = None if held_out is None else _held_out(problem, held_out_data(held_out, factory))
     operator = CURVATURES[lines.curvature](problem)
     if dry_run:
@@ -104,7 +105,7 @@ def run_landscape(
         if lines.towards is None:
             found = _look(problem, operator, lines, rest)
         else:
-            end = load_problem(factory, dataclasses.replace(choices, checkpoint=lines.towards))
+            end = load_problem(factory, choices, lines.towards)
             label = f"towards {lines.towards.name}"
             found = {
                 "towards": landscape(

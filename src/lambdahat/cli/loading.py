@@ -5,18 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lambdahat._core.check import require_count
-from lambdahat.cli.exits import InputError, foreign_output, one_line
+from lambdahat._core.check import did_you_mean, require_count
+from lambdahat.cli.exits import FactoryError, InputError, foreign_output, one_line
+from lambdahat.cli.options import ProblemChoices
 from lambdahat.problem import Problem
 from lambdahat.problem.network import named_tensors
 from lambdahat.training.checkpoints import (
@@ -28,22 +27,13 @@ from lambdahat.training.checkpoints import (
     weights,
 )
 
+UNCHANGED = ProblemChoices()
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class ProblemChoices:
-    """What the command line says about a problem; None leaves it as the factory made it."""
-
-    checkpoint: Path | None = None
-    device: str | None = None
-    dtype: str | None = None
-    norm: str | None = None
-    samples: int | None = None
-    seed: int = 0
-
-
-def load_problem(spec: str, choices: ProblemChoices) -> Problem:
+def load_problem(
+    spec: str, choices: ProblemChoices = UNCHANGED, checkpoint: Path | None = None
+) -> Problem:
     """The problem of a factory or run folder, at the checkpoint's weights, with the choices."""
     run = Path(spec).is_dir()
     problem = _run_problem(spec) if run else call_factory(spec)
@@ -52,10 +42,8 @@ def load_problem(spec: str, choices: ProblemChoices) -> Problem:
             f"{spec} must return a lambdahat.Problem, got {type(problem).__name__}; "
             "end it with: return lambdahat.Problem(model, loss, data)"
         )
-    if choices.checkpoint is not None:
-        problem = _with_checkpoint(
-            problem, _within(spec, choices.checkpoint) if run else choices.checkpoint
-        )
+    if checkpoint is not None:
+        problem = _with_checkpoint(problem, _within(spec, checkpoint) if run else checkpoint)
     if choices.device is not None or choices.dtype is not None or choices.norm is not None:
         problem = _rebuilt(problem, choices.device, choices.dtype, choices.norm)
     if choices.samples is None:
@@ -124,15 +112,15 @@ def call_factory(spec: str, option: str = "FACTORY") -> Any:
         )
         raise InputError(f"{option}: no module named {error.name!r}; {where}") from error
     except (Exception, SystemExit) as error:
-        raise InputError(f"{option}: importing {module_name} raised {_blame(error)}") from error
+        raise FactoryError(f"{option}: importing {module_name}") from error
     if not hasattr(module, attribute):
-        names = ", ".join(
-            sorted(
-                name for name in vars(module) if callable(getattr(module, name)) and name[0] != "_"
-            )
+        names = sorted(
+            name for name in vars(module) if callable(getattr(module, name)) and name[0] != "_"
         )
+        near = did_you_mean(attribute, names)
         raise InputError(
-            f"{option}: module {module_name} has no {attribute!r}; it has {names or 'no functions'}"
+            f"{option}: module {module_name} has no {attribute!r}; it has"
+            f" {', '.join(names) or 'no functions'}" + (f"; {near}" if near else "")
         )
     factory = getattr(module, attribute)
     if not callable(factory):
@@ -141,14 +129,7 @@ def call_factory(spec: str, option: str = "FACTORY") -> Any:
         with foreign_output():
             return factory()
     except (Exception, SystemExit) as error:
-        raise InputError(f"{option}: {spec}() raised {_blame(error)}") from error
-
-
-def _blame(error: BaseException) -> str:
-    """The error and the line that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {one_line(error)}{place}"
+        raise FactoryError(f"{option}: {spec}()") from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:

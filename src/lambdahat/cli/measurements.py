@@ -1,16 +1,19 @@
-"""``lambdahat measure`` and ``lambdahat compare``."""
+"""``lambdahat measure`` and ``lambdahat compare``, and forecasts of what they cost."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lambdahat._core.progress import progress
 from lambdahat._measure import compare, measure, quantity_names
-from lambdahat._quantities import MeasureSettings
+from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings
 from lambdahat.cli.exits import (
     OK,
     InputError,
@@ -21,9 +24,8 @@ from lambdahat.cli.exits import (
     require_writable,
     say,
 )
-from lambdahat.cli.forecast import HEADER as FORECAST_HEADER
-from lambdahat.cli.forecast import as_document, forecast
-from lambdahat.cli.loading import ProblemChoices, load_problem
+from lambdahat.cli.loading import load_problem
+from lambdahat.cli.options import ProblemChoices
 from lambdahat.cli.printing import (
     NOTE,
     leaves,
@@ -31,19 +33,26 @@ from lambdahat.cli.printing import (
     print_json,
     print_table,
     remedies,
+    settings_text,
     statuses,
     table_of,
     text_table,
 )
+from lambdahat.krylov import random_vector
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.curvature import Curvature
 from lambdahat.problem import Problem
 from lambdahat.report.figures import plot, save_figure
-from lambdahat.results import Estimate, write_atomically
+from lambdahat.results import Estimate, LearningCoefficient, write_atomically
 from lambdahat.results.charts import is_number, value_text
-from lambdahat.results.measurement import Measurement
+from lambdahat.results.measurement import Measurement, number_rows
+
+FORECAST_HEADER = ("quantity", "products", "time", "memory for vectors")
 
 
 def run_measure(
     factory: str,
+    checkpoint: Path | None,
     choices: ProblemChoices,
     what: Sequence[str],
     settings: MeasureSettings,
@@ -57,7 +66,7 @@ def run_measure(
     names = quantity_names(what)
     if rank() == 0 and not dry_run:
         require_writable(out)
-    problem = load_problem(factory, choices)
+    problem = load_problem(factory, choices, checkpoint)
     if dry_run:
         return _predict(problem, names, settings, as_json)
     with bars(quiet), foreign_output(), own_folder(out) as folder:
@@ -93,7 +102,7 @@ def run_compare(
     """Compare the checkpoints, print and write; the exit code."""
     require_writable(out)
     problems = {
-        name: [load_problem(factory, replace(choices, checkpoint=path)) for path in paths]
+        name: [load_problem(factory, choices, path) for path in paths]
         for name, paths in named_checkpoints(checkpoints).items()
     }
     with bars(quiet), foreign_output():
@@ -109,7 +118,7 @@ def run_compare(
         )
         for row in found.table()
     ]
-    title = ", ".join(f"{key} = {value:.5g}" for key, value in found.settings.items())
+    title = settings_text(found.settings)
     if out is not None:
         found.save(out / "comparison.json")
         text = text_table(header, rows, title)
@@ -174,12 +183,22 @@ def headline(measurement: Measurement) -> str:
     )
 
 
+def coefficient_line(name: str, found: LearningCoefficient) -> str:
+    """The learning coefficient with its error, what it depends on, and its status."""
+    label = "λ̂" if name == "llc" else f"λ̂ ({name})"
+    at = settings_text(number_rows({name: found})[0])
+    return f"{label} = {value_text(found)} at {at} [{found.status.name}]"
+
+
 def show(measurement: Measurement, out: Path | None, as_json: bool, quiet: bool) -> None:
     """The table, or the JSON document, on standard output; remedies on standard error."""
     if as_json:
         place = {} if out is None else {"folder": str(out)}
         print_json({"about": measurement.about, "results": measurement.table(), **place})
     elif not quiet:
+        for name, result in leaves(measurement.results):
+            if isinstance(result, LearningCoefficient):
+                print(coefficient_line(name, result))
         print_table(*table_of(measurement), headline(measurement))
         print(NOTE)
         if out is not None:
@@ -213,7 +232,121 @@ def _predict(
     if rank():
         return OK
     if as_json:
-        print_json(as_document(first, rows))
+        print_json({**asdict(first), "forecast": [asdict(row) for row in rows]})
     else:
         print_table(FORECAST_HEADER, [row.row() for row in rows], str(first))
     return OK
+
+
+@dataclass(frozen=True)
+class CostForecast:
+    """Products, seconds and bytes that one quantity takes, between ``fewest`` and ``most``
+    products.
+
+    Of chains it is gradients, over all of them, and ``unit`` says so.
+    """
+
+    quantity: str
+    fewest: int
+    most: int
+    seconds_fewest: float
+    seconds_most: float
+    vectors_bytes: int
+    unit: str = "products"
+
+    def row(self) -> tuple[str, str, str, str]:
+        """In words."""
+        if self.most == 0:
+            return self.quantity, "0, closed form", "a few gradients", size(self.vectors_bytes)
+        products = (
+            f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
+        )
+        products += "" if self.unit == "products" else f" {self.unit}"
+        low, high = duration(self.seconds_fewest), duration(self.seconds_most)
+        return (
+            self.quantity,
+            products,
+            low if low == high else f"{low} to {high}",
+            size(self.vectors_bytes),
+        )
+
+
+@dataclass(frozen=True)
+class OneProduct:
+    """The seconds of setting up an operator and of one product; ``graph_bytes`` stay in use."""
+
+    setup_seconds: float
+    seconds: float
+    graph_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"one product took {duration(self.seconds)}, setting up {duration(self.setup_seconds)};"
+            f" graphs kept between products: {size(self.graph_bytes)}"
+        )
+
+
+def one_product(operator: LinearOperator, seed: int = 0) -> OneProduct:
+    """Set the operator up, make one product, and take the time of each."""
+    vector = random_vector(operator, seed, "forecast").to(operator.dtype)
+    start = time.perf_counter()
+    graphs = operator.kept_batches * operator.graph_bytes if isinstance(operator, Curvature) else 0
+    ready = time.perf_counter()
+    operator @ vector
+    if operator.device.type == "cuda":
+        torch.cuda.synchronize(operator.device)
+    return OneProduct(ready - start, time.perf_counter() - ready, graphs)
+
+
+def forecast(
+    problem: Problem, what: Sequence[str], settings: MeasureSettings
+) -> tuple[OneProduct, list[CostForecast]]:
+    """One product of the operator, and what each quantity would take at that price."""
+    operator = CURVATURES[settings.curvature](problem)
+    first = one_product(operator, settings.seed)
+    rows = []
+    for name in what:
+        work = QUANTITIES[name].work(problem, operator, settings)
+        if work.unit == "products":
+            price = first.seconds
+        elif work.unit == "gradients":
+            price = _one_gradient(problem, work.samples, settings.seed)
+        else:
+            start = time.perf_counter()
+            problem.loss()
+            price = time.perf_counter() - start
+        low, high = price * work.fewest, price * work.most
+        rows.append(
+            CostForecast(name, work.fewest, work.most, low, high, work.vectors_bytes, work.unit)
+        )
+    return first, rows
+
+
+def _one_gradient(problem: Problem, samples: int, seed: int) -> float:
+    """Seconds of a gradient on so many samples, the second of two."""
+    part = (
+        problem.subsample(samples, seed)
+        if samples < problem.num_samples and problem.norm != "train"
+        else problem
+    )
+    for _ in range(2):
+        start = time.perf_counter()
+        float(part.gradient().norm())  # a number, so that a GPU has finished
+    return time.perf_counter() - start
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: "12 ms", "3.4 s", "5 min", "2.1 h"."""
+    for limit, unit, factor in ((1.0, "ms", 1e3), (120.0, "s", 1.0), (7200.0, "min", 1 / 60)):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h"
+
+
+def size(count: float) -> str:
+    """Bytes in words: "3.2 MB"."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

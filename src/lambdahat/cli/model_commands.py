@@ -1,7 +1,7 @@
-"""The arguments of the commands that look at a model: ``measure``, ``compare``, ``landscape`` and
-``advise``.
+"""The commands that look at a model: ``init``, ``measure``, ``compare``, ``landscape``, ``advise``.
 
-What each command does is in ``measurements``, ``lines`` and ``advise``.
+Here are their arguments, and the files that ``init`` writes; what the others do is in
+``measurements``, ``lines`` and ``advise``.
 """
 
 from __future__ import annotations
@@ -12,256 +12,230 @@ from typing import Annotated
 
 import typer
 
-from lambdahat.cli.exits import exit_codes
-from lambdahat.cli.options import Json, Kept, Out, Quiet, Seed, out_option
+from lambdahat._core.check import require_choice
+from lambdahat.cli.exits import InputError, exit_codes
+from lambdahat.cli.options import (
+    Checkpoint,
+    Curvature,
+    CurvatureChoice,
+    Depth,
+    DryRun,
+    Factory,
+    Json,
+    Kept,
+    Out,
+    ProblemChoices,
+    Quiet,
+    SamplingChoices,
+    complete,
+    known_names,
+    out_option,
+    with_groups,
+    words,
+)
+
+HEAD = '''"""The problem for `lambdahat measure {module}:make_problem`.
+
+Put your own model, weights and data in place of the lines marked with HERE.
+"""
+
+import torch
+
+import lambdahat as lh
 
 
-class CurvatureChoice(StrEnum):
-    """The matrices that can be measured."""
-
-    hessian = "hessian"
-    ggn = "ggn"
-    fisher = "fisher"
-    empirical_fisher = "empirical_fisher"
-    covariance = "covariance"
-
-
-class NormChoice(StrEnum):
-    """How normalisation layers are evaluated."""
-
-    eval = "eval"
-    train = "train"
-    frozen = "frozen"
+'''
+BODIES = {
+    "plain": """def make_problem() -> lh.Problem:
+    (x, y), _ = lh.data.digits_split(seed=0)  # HERE: your training data, inputs and targets
+    model = lh.models.mlp([64, 16, 10], seed=0)  # HERE: your torch.nn.Module
+    train(model, x, y)  # HERE: or model.load_state_dict(torch.load("weights.pt"))
+    # losses: "cross_entropy", "mse", "bce_with_logits", …, or a function of outputs and targets
+    return lh.Problem(model, "cross_entropy", (x, y))
 
 
-class Dtype(StrEnum):
-    """The precision of the model."""
+def train(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(300):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+""",
+    "images": """def make_problem() -> lh.Problem:
+    # HERE: your model, such as torchvision.models.resnet18(num_classes=10)
+    model = lh.models.preresnet(11, classes=10, seed=0)
+    # HERE: its weights: model.load_state_dict(torch.load("weights.pt", map_location="cpu"))
+    # HERE: your data, a Dataset, a DataLoader (without shuffling) or tensors
+    images = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(64) % 10
+    # norm="eval" uses the running statistics of batch norm; batch_size is what fits in memory
+    return lh.Problem(model, "cross_entropy", (images, labels), batch_size=32, norm="eval")
+""",
+    "transformers": """def make_problem() -> lh.Problem:
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    float32 = "float32"
-    float64 = "float64"
-    bfloat16 = "bfloat16"
+    # HERE: your model, such as AutoModelForCausalLM.from_pretrained("gpt2")
+    small = {"n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    ids = {"bos_token_id": None, "eos_token_id": None}
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=10, **small, **ids))
+    # HERE: your text, as batches of a tokenizer's output with labels
+    steps = torch.arange(16) * torch.arange(1, 10)[:, None]
+    tokens = (steps + torch.arange(9)[:, None]) % 10
+    batches = [{"input_ids": part, "labels": part} for part in tokens.split(3)]
+    train(model, batches)  # HERE: leave this out for trained weights
+    return lh.Problem(model.eval(), "model", batches, count="tokens")
 
 
-Factory = Annotated[
-    str,
-    typer.Argument(
-        help="package.module:function that returns a lambdahat.Problem, or a run folder."
+def train(model: torch.nn.Module, batches: list) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(50):
+        for batch in batches:
+            optimizer.zero_grad()
+            model(**batch).loss.backward()
+            optimizer.step()
+""",
+}
+
+
+class ProblemKind(StrEnum):
+    """What kind of model the factory is for."""
+
+    plain = "plain"
+    images = "images"
+    transformers = "transformers"
+
+
+PROBLEM_CHOICES, SAMPLING_CHOICES = ProblemChoices(), SamplingChoices()
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Python file to write.")] = Path(
+        "problem.py"
     ),
-]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(help="Weights: a state-dict file, a run folder, or best or averaged of the run."),
-]
-CurvatureOption = Annotated[CurvatureChoice, typer.Option(help="Curvature matrix.")]
-Depth = Annotated[int, typer.Option(min=1, help="Lanczos steps (one product each).")]
-Samples = Annotated[
-    int | None,
-    typer.Option(min=1, help="Measure on a random subset of N samples.", show_default="all"),
-]
-Device = Annotated[
-    str | None, typer.Option(help='For example "cuda" or "cpu".', show_default="the model's")
-]
-DtypeOption = Annotated[
-    Dtype | None, typer.Option(help="Precision of the model.", show_default="the model's")
-]
-NormOption = Annotated[
-    NormChoice | None,
-    typer.Option(
-        help=(
-            "Normalisation layers: running statistics (eval), batch statistics (train), or running"
-            " statistics with fixed weights (frozen)."
+    kind: Annotated[
+        ProblemKind,
+        typer.Option(
+            metavar="NAME", help="plain, images (torchvision) or transformers (Hugging Face)."
         ),
-        show_default="the factory's",
-    ),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Time one product, predict the cost, and stop.")
-]
-LLC = "Sampling (llc, wbic, …); options not given are tuned"
-Chains = Annotated[
-    int | None, typer.Option(min=1, rich_help_panel=LLC, help="Number of chains.", show_default="4")
-]
-Draws = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Draws per chain.")]
-BurnIn = Annotated[
-    int | None, typer.Option(min=0, rich_help_panel=LLC, help="Burn-in steps per chain.")
-]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, rich_help_panel=LLC, help="Batch size of a step.")
-]
-Nbeta = Annotated[
-    str | None,
-    typer.Option(
-        rich_help_panel=LLC,
-        show_default="n/log n",
-        help='Inverse temperature: "n/log n", "batch" (B/log B, as in devinterp) or a number.',
-    ),
-]
-Localization = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        rich_help_panel=LLC,
-        show_default="by rule",
-        help="Localization strength γ; the centre of llc_curve.",
-    ),
-]
-StepSize = Annotated[
-    float | None, typer.Option(min=0, rich_help_panel=LLC, help="Step size: ε, or h for kinetic.")
-]
-KernelOption = Annotated[
-    str | None,
-    typer.Option(
-        rich_help_panel=LLC, help="kinetic, sgld, hmc, mala, rmsprop_sgld, sghmc or sgnht."
-    ),
-]
-Tol = Annotated[
-    float | None,
-    typer.Option(
-        rich_help_panel=LLC, help="Relative standard error to reach.", show_default="0.03"
-    ),
-]
-MaxGradients = Annotated[
-    int | None,
-    typer.Option(min=100, rich_help_panel=LLC, help="Maximum number of gradients over all chains."),
-]
+    ] = ProblemKind.plain,
+) -> None:
+    """Write a problem that can be measured at once. Put your own model and data in its place."""
+    from lambdahat._core.storage import write_atomically
+
+    with exit_codes():
+        module = file.stem
+        if file.suffix != ".py" or not module.isidentifier():
+            raise InputError(
+                f"FILE must be a Python module such as problem.py, got {str(file)!r}; use letters,"
+                " digits and underscores"
+            )
+        if file.exists():
+            raise InputError(f"FILE must be a new file, got {file}, which exists; name another")
+        if not file.parent.is_dir():
+            raise InputError(f"FILE must lie in a folder that exists, got {file}; make it first")
+        write_atomically(file, (HEAD.format(module=module) + BODIES[kind.value]).encode())
+    place = "" if file.parent == Path() else f"cd {file.parent} && "
+    print(f"written to {file}; now: {place}lambdahat measure {module}:make_problem")
 
 
+@with_groups
 def measure(
     factory: Factory,
-    checkpoint: Checkpoint = None,
     what: Annotated[
         str,
         typer.Option(
-            help="Quantities, comma-separated, such as llc, or llc_curve for λ̂ over γ; "
-            "an unknown name lists all."
+            metavar="NAMES",
+            help="Quantities, such as llc,trace; an unknown name lists all.",
+            autocompletion=complete("quantity"),
         ),
     ] = "trace,eigenpairs,spectrum",
-    curvature: CurvatureOption = CurvatureChoice.hessian,
+    curvature: Curvature = CurvatureChoice.hessian,
     depth: Depth = 100,
-    probes: Annotated[int, typer.Option(min=1, help="Random probes of the spectrum.")] = 1,
-    top: Annotated[int, typer.Option(min=1, help="Number of eigenpairs.")] = 10,
-    samples: Samples = None,
-    seed: Seed = 0,
-    device: Device = None,
-    dtype: DtypeOption = None,
-    norm: NormOption = None,
-    out: Kept = None,
+    probes: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Random probes of the spectrum.")
+    ] = 1,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of eigenpairs.")] = 10,
     vectors: Annotated[bool, typer.Option("--vectors", help="Also keep the eigenvectors.")] = False,
-    chains: Chains = None,
-    draws: Draws = None,
-    burn_in: BurnIn = None,
-    batch_size: BatchSize = None,
-    nbeta: Nbeta = None,
-    localization: Localization = None,
-    step_size: StepSize = None,
-    kernel: KernelOption = None,
-    tol: Tol = None,
-    max_gradients: MaxGradients = None,
+    checkpoint: Checkpoint = None,
+    choices: ProblemChoices = PROBLEM_CHOICES,
+    sampling: SamplingChoices = SAMPLING_CHOICES,
+    out: Kept = None,
     as_json: Json = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure trace, norms, eigenpairs, spectrum, learning coefficient and more, with errors."""
-    from lambdahat._quantities import MeasureSettings
-    from lambdahat.cli.loading import ProblemChoices
-    from lambdahat.cli.measurements import run_measure
-
+    """Measure curvature and the learning coefficient, with errors."""
     kept = (
         "finished results are kept; the same command resumes"
         if out
         else "pass --out to keep finished results"
     )
     with exit_codes("" if dry_run else kept):
-        choices = ProblemChoices(
-            checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed
+        names = _listed(what, known_names("quantity"))
+        from lambdahat._quantities import MeasureSettings
+        from lambdahat.cli.measurements import run_measure
+
+        settings = MeasureSettings(curvature, depth, probes, top, choices.seed, sampling.given())
+        code = run_measure(
+            factory, checkpoint, choices, names, settings, out, vectors, as_json, dry_run, quiet
         )
-        given = {
-            "chains": chains,
-            "draws": draws,
-            "burn_in": burn_in,
-            "batch_size": batch_size,
-            "nbeta": _number(nbeta),
-            "localization": localization,
-            "step_size": step_size,
-            "kernel": kernel,
-            "tol": tol,
-            "max_gradients": max_gradients,
-        }
-        sampling = {name: value for name, value in given.items() if value is not None}
-        settings = MeasureSettings(curvature.value, depth, probes, top, seed, sampling)
-        names = [name.strip() for name in what.split(",") if name.strip()]
-        code = run_measure(factory, choices, names, settings, out, vectors, as_json, dry_run, quiet)
     raise typer.Exit(code)
 
 
+@with_groups
 def compare(
     factory: Factory,
     checkpoints: Annotated[
         list[str],
         typer.Argument(
-            help="Two or more checkpoints: FILE or NAME=FILE; NAME=FILE,FILE,… for several seeds."
+            metavar="CHECKPOINTS...",
+            help="Two or more: FILE or NAME=FILE; NAME=FILE,FILE,… for seeds.",
         ),
     ],
     what: Annotated[
-        str, typer.Option(help="Quantities, comma-separated; an unknown name lists all.")
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Comma-separated; an unknown name lists all.",
+            autocompletion=complete("quantity", "eigenvalues", "loss"),
+        ),
     ] = "llc,trace,eigenvalues,loss",
-    curvature: CurvatureOption = CurvatureChoice.hessian,
-    top: Annotated[int, typer.Option(min=1, help="Number of eigenvalues.")] = 3,
-    samples: Samples = None,
-    seed: Seed = 0,
-    device: Device = None,
-    dtype: DtypeOption = None,
-    norm: NormOption = None,
+    curvature: Curvature = CurvatureChoice.hessian,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of eigenvalues.")] = 3,
+    choices: ProblemChoices = PROBLEM_CHOICES,
+    sampling: SamplingChoices = SAMPLING_CHOICES,
     out: Annotated[
         Path | None, out_option("Folder for the comparison, its table and its figure.")
     ] = None,
-    chains: Chains = None,
-    draws: Draws = None,
-    burn_in: BurnIn = None,
-    batch_size: BatchSize = None,
-    nbeta: Nbeta = None,
-    localization: Localization = None,
-    tol: Tol = None,
-    max_gradients: MaxGradients = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare checkpoints of one model: the same quantities, at the same nβ and γ, with errors."""
-    from lambdahat.cli.loading import ProblemChoices
-    from lambdahat.cli.measurements import run_compare
-
+    """Compare checkpoints at the same nβ and γ, with errors."""
     with exit_codes():
-        choices = ProblemChoices(
-            None, device, dtype and dtype.value, norm and norm.value, samples, seed
-        )
-        given = {
-            "chains": chains,
-            "draws": draws,
-            "burn_in": burn_in,
-            "batch_size": batch_size,
-            "nbeta": _number(nbeta),
-            "localization": localization,
-            "tol": tol,
-            "max_gradients": max_gradients,
-        }
+        names = _listed(what, (*known_names("quantity"), "eigenvalues", "loss"))
+        from lambdahat.cli.measurements import run_compare
+
         question = {
-            "what": [name.strip() for name in what.split(",") if name.strip()],
-            "curvature": curvature.value,
+            "what": names,
+            "curvature": curvature,
             "top": top,
-            "seed": seed,
-            "sampling": {name: value for name, value in given.items() if value is not None},
+            "seed": choices.seed,
+            "sampling": sampling.given(),
         }
         code = run_compare(factory, checkpoints, choices, question, out, as_json, quiet)
     raise typer.Exit(code)
 
 
+@with_groups
 def landscape(
     factory: Factory,
-    checkpoint: Checkpoint = None,
     along: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: largest, smallest, smallest-magnitude, random, filter."
+            metavar="NAMES",
+            help="Of largest, smallest, smallest-magnitude, random and filter.",
+            autocompletion=words("largest", "smallest", "smallest-magnitude", "random", "filter"),
         ),
     ] = "largest,smallest,smallest-magnitude",
     plane: Annotated[
@@ -269,111 +243,104 @@ def landscape(
     ] = False,
     towards: Annotated[
         Path | None,
-        typer.Option(help="Line to this checkpoint, offsets 0 to 1, instead of --along."),
+        typer.Option(metavar="PATH", help="Line to this checkpoint instead of --along."),
     ] = None,
     distance: Annotated[
-        float, typer.Option(help="Distance along each direction, in units of its norm.")
+        float, typer.Option(metavar="X", help="Distance along each direction.")
     ] = 1.0,
-    points: Annotated[int, typer.Option(min=3, help="Points along each direction.")] = 21,
+    points: Annotated[
+        int, typer.Option(min=3, metavar="N", help="Points along each direction.")
+    ] = 21,
+    curvature: Curvature = CurvatureChoice.hessian,
+    depth: Depth = 100,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Recompute batch-norm statistics at every point.")
+    ] = False,
+    checkpoint: Checkpoint = None,
     held_out: Annotated[
         str | None,
         typer.Option(
-            help='package.module:function that returns held-out data or a Problem; "test" of a run.'
+            metavar="NAME",
+            rich_help_panel="Problem",
+            help='module:function with held-out data; "test" of a run.',
         ),
     ] = None,
-    refresh: Annotated[
-        bool,
-        typer.Option(
-            "--refresh",
-            help="Recompute batch-norm statistics over the training data at every point.",
-        ),
-    ] = False,
-    curvature: CurvatureOption = CurvatureChoice.hessian,
-    depth: Depth = 100,
-    samples: Samples = None,
-    seed: Seed = 0,
-    device: Device = None,
-    dtype: DtypeOption = None,
-    norm: NormOption = None,
+    choices: ProblemChoices = PROBLEM_CHOICES,
     out: Out = None,
     as_json: Json = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Loss along Ritz vectors or random directions, on training and held-out data."""
-    from lambdahat.cli.lines import Lines, run_landscape
-    from lambdahat.cli.loading import ProblemChoices
-
+    """Draw the loss along Ritz vectors or random directions."""
     with exit_codes():
-        choices = ProblemChoices(
-            checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed
-        )
-        names = [name.strip() for name in along.split(",") if name.strip()]
+        from lambdahat.cli.lines import Lines, run_landscape
+
+        names = tuple(name.strip() for name in along.split(",") if name.strip())
         lines = Lines(
-            tuple(names), plane, refresh, distance, points, curvature.value, depth, seed, towards
+            names, plane, refresh, distance, points, curvature, depth, choices.seed, towards
         )
-        code = run_landscape(factory, choices, lines, held_out, out, as_json, dry_run, quiet)
+        code = run_landscape(
+            factory, checkpoint, choices, lines, held_out, out, as_json, dry_run, quiet
+        )
     raise typer.Exit(code)
 
 
+@with_groups
 def advise(
     factory: Factory,
-    checkpoint: Checkpoint = None,
     optimizer: Annotated[
-        str, typer.Option(help="Optimiser name; an unknown name lists all.")
+        str, typer.Option(metavar="NAME", help="Optimiser; an unknown name lists all.")
     ] = "sgd",
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Current batch size.", show_default="128, or all data if fewer"),
+        typer.Option(
+            min=1, metavar="N", help="Current batch size.", show_default="128, or all data"
+        ),
     ] = None,
     new_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Batch size to move to.", show_default="none")
+        int | None, typer.Option(min=1, metavar="N", help="Batch size to move to.")
     ] = None,
     learning_rate: Annotated[
-        float | None,
-        typer.Option(help="Rate in use at --batch-size.", show_default="a common one if needed"),
+        float | None, typer.Option(metavar="X", help="Learning rate in use at --batch-size.")
     ] = None,
     momentum: Annotated[
         float | None,
-        typer.Option(help="Momentum of sgd, momentum and nesterov.", show_default="0, 0.9 and 0.9"),
+        typer.Option(metavar="X", help="Of sgd, momentum, nesterov.", show_default="0, 0.9, 0.9"),
     ] = None,
     batches: Annotated[
         int | None,
-        typer.Option(min=2, help="Batches to measure per size.", show_default="10 to 30"),
+        typer.Option(
+            min=2, metavar="N", help="Batches to measure per size.", show_default="10 to 30"
+        ),
     ] = None,
     variance_samples: Annotated[
         int | None,
-        typer.Option(min=2, help="Samples for per-sample variances.", show_default="at most 1,024"),
+        typer.Option(
+            min=2, metavar="N", help="Samples for variances.", show_default="at most 1,024"
+        ),
     ] = None,
     steps: Annotated[
-        int, typer.Option(min=0, help="Also find the largest stable rate by training N steps.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Find the largest stable rate by N steps of training."
+        ),
     ] = 0,
     factor: Annotated[
         float | None,
-        typer.Option(
-            help="With --steps: stable means a final loss below this multiple of the first.",
-            show_default="from the noise of small steps",
-        ),
+        typer.Option(metavar="X", help="With --steps: a loss below X times the first is stable."),
     ] = None,
-    samples: Samples = None,
-    seed: Seed = 0,
-    device: Device = None,
-    dtype: DtypeOption = None,
-    norm: NormOption = None,
+    checkpoint: Checkpoint = None,
+    choices: ProblemChoices = PROBLEM_CHOICES,
     out: Annotated[
         Path | None, out_option("Folder for the result, its tables and its figure.")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Recommend learning rate, batch size and damping from curvature, with reasons."""
-    from lambdahat.cli.advise import run_advise
-    from lambdahat.cli.loading import ProblemChoices
-
+    """Recommend learning rate, batch size and damping, with reasons."""
     with exit_codes():
-        choices = ProblemChoices(
-            checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed
-        )
+        from lambdahat.cli.advise import run_advise
+
         question = {
             "optimizer": optimizer,
             "batch_size": batch_size,
@@ -384,15 +351,15 @@ def advise(
             "samples": variance_samples,
             "steps": steps,
             "factor": factor,
-            "seed": seed,
+            "seed": choices.seed,
         }
-        code = run_advise(factory, choices, question, out, as_json, quiet)
+        code = run_advise(factory, checkpoint, choices, question, out, as_json, quiet)
     raise typer.Exit(code)
 
 
-def _number(text: str | None) -> str | float | None:
-    """A number where the text is one."""
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return text
+def _listed(what: str, known: tuple[str, ...]) -> list[str]:
+    """The names in a comma-separated text; an unknown one is refused."""
+    names = [name.strip() for name in what.split(",") if name.strip()]
+    for name in names:
+        require_choice(name, "what", known)
+    return names

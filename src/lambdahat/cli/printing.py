@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ SAMPLED = LearningCoefficient, CoefficientCurve, BayesCriteria, TemperatureRegre
 NUMBER = re.compile(r"\s*(at (least|most) )?[-+−±<>≤≥≈~]?\s*(\.?\d|(nan|inf)\b)")
 WORD = re.compile(r"[^\W\d_]{2,}")
 NOTHING = ("", "-", "–", "—")  # an empty cell
+WIDTH = 80  # columns of a terminal
+SETTINGS = {"nβ": "nbeta", "γ": "localization"}
 NOTE = "± is one standard error; for eigenvalues, a bound: an eigenvalue lies that near."
 
 
@@ -35,7 +38,7 @@ def table_of(measurement: Measurement) -> tuple[tuple[str, ...], list[tuple[str,
     found = measurement.table()
     columns = {
         label: name
-        for label, name in (("nβ", "nbeta"), ("γ", "localization"))
+        for label, name in SETTINGS.items()
         if any(row.get(name) is not None for row in found)
     }
     rows = [
@@ -53,6 +56,12 @@ def table_of(measurement: Measurement) -> tuple[tuple[str, ...], list[tuple[str,
             count = f"{result.value.numel():,} elements"
             rows.append((name, count, *[""] * len(columns), f"{result.cost:,}", result.status.name))
     return ("quantity", "value ± error", *columns, "products", "status"), rows
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """nβ and γ, where there are such: "nβ = 120, γ = 0.25"."""
+    found = [(label, settings.get(name)) for label, name in SETTINGS.items()]
+    return ", ".join(f"{label} = {_setting(value)}" for label, value in found if value is not None)
 
 
 def _setting(value: float | str | None) -> str:
@@ -114,7 +123,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str 
                 space + cell if right else cell + space for cell, space, right in parts
             ).rstrip()
         )
-    return "\n".join([title, *lines] if title else lines)
+    return "\n".join([textwrap.fill(title, WIDTH), *lines] if title else lines)
 
 
 def _width(text: str) -> int:

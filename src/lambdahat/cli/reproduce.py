@@ -1,15 +1,18 @@
-"""``lambdahat reproduce`` and ``report``: sweeps of experiments, their claims, and the page."""
+"""``lambdahat reproduce``, ``report`` and ``demo``: sweeps, their claims, and the page."""
 
 from __future__ import annotations
 
 import math
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lambdahat._core.check import did_you_mean
+import torch
+
 from lambdahat.cli.exits import FAILED, NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
@@ -19,9 +22,12 @@ from lambdahat.experiments.kit.claims import Table
 from lambdahat.experiments.kit.experiment import SCALES, Experiment, Findings, findings
 from lambdahat.experiments.kit.store import Store, stores_in
 from lambdahat.experiments.kit.sweeps import CellForecast, forecast, sweep
+from lambdahat.experiments.ngd.epochs import DIGITS
+from lambdahat.report.figures import draw, save_figure
 from lambdahat.report.page import page_of_folders, page_of_stores
 from lambdahat.results import write_atomically
 
+DEMO_SCALE = "cpu"
 CLAIMS_HEADER = ("verdict", "claim", "source", "published", "here")
 
 
@@ -78,7 +84,7 @@ def run_reproduce(names: list[str], choices: ExperimentChoices, as_json: bool, q
     1 where a cell raised: its error is in the store, and the next run tries it again. 3 where all
     cells are there and their rows cannot be read.
     """
-    experiments = [_experiment(name) for name in names]
+    experiments = [published.find(name) for name in names]
     documents, code = [], OK
     for experiment in experiments:
         with bars(quiet):
@@ -106,7 +112,7 @@ def run_reproduce(names: list[str], choices: ExperimentChoices, as_json: bool, q
 def run_forecast(names: list[str], choices: ExperimentChoices, as_json: bool, quiet: bool) -> int:
     """What the missing cells would take, from a few of them run for a few epochs."""
     documents = []
-    for experiment in [_experiment(name) for name in names]:
+    for experiment in [published.find(name) for name in names]:
         scale, only, device = choices.scale, choices.only, choices.device
         with bars(quiet):
             found = [*forecast(experiment, choices.out, scale=scale, only=only, device=device)]
@@ -166,16 +172,6 @@ def run_report(folders: list[Path], out: Path, quiet: bool) -> int:
     if not quiet:
         print(f"written to {page}")
     return OK
-
-
-def _experiment(name: str) -> Experiment:
-    if name not in published.PLACES:
-        near = did_you_mean(name, published.PLACES)
-        raise InputError(
-            f"EXPERIMENT must be one of {', '.join(published.PLACES)}, got {name!r}; "
-            f"{near}{' ' if near else ''}--list describes them"
-        )
-    return published.find(name)
 
 
 def say_errors(store: Store) -> int:
@@ -253,3 +249,52 @@ def document(experiment: Experiment, store: Store, found: Findings) -> dict[str,
         "claims": records[count]["rows"] if found.verdicts else [],
         "assumptions": list(experiment.assumptions),
     }
+
+
+def run_demo(out: Path, seed: int, quiet: bool) -> int:
+    """Train, measure, judge, write and print; 0 whatever the verdicts, 1 where a cell raised."""
+    from joblib import cpu_count
+
+    experiment = seeded(DIGITS, seed)
+    # a cell gives the same numbers in any process
+    jobs = min(cpu_count(), len(experiment.grid(DEMO_SCALE)))
+    with bars(quiet), one_thread():
+        store = sweep(
+            experiment,
+            out,
+            scale=DEMO_SCALE,
+            jobs=jobs,
+            resume=False,
+            command=f"lambdahat demo --seed {seed}",
+        )
+    code = say_errors(store)
+    if len(store.rows()) == 0:
+        return code
+    found = findings(experiment, store)
+    code = max(code, say_notes(store, found))
+    write_tables(experiment, found, out / "table")
+    for number, chart in enumerate(found.charts, 1):
+        axes: Any = draw(chart)
+        save_figure(axes, out / f"figure-{number:02d}.png", dpi=110)
+    page = page_of_stores(out, out / "report.html", title="Demonstration")
+    if not quiet:
+        show(experiment, DEMO_SCALE, found)
+        print(f"rows, tables and figures are in {out}; open {page}")
+    return code
+
+
+def seeded(experiment: Experiment, seed: int) -> Experiment:
+    """The experiment with other seeds at the demonstration's scale."""
+    cells = [{**cell, "seed": seed + cell["seed"]} for cell in experiment.scales[DEMO_SCALE]]
+    return replace(experiment, scales={**experiment.scales, DEMO_SCALE: cells})
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Products this small take longer on several threads than on one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

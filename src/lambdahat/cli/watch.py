@@ -14,19 +14,22 @@ from lambdahat.cli.exits import InputError, exit_codes, say
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, a sweep or a measurement.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of a run, a sweep or a measurement.")
+    ],
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")
+        int,
+        typer.Option(min=0, max=65535, metavar="N", help="Port of the page; 0 takes a free one."),
     ] = 0,
     host: Annotated[
-        str, typer.Option(help="Address to serve on; another one opens it to other machines.")
+        str, typer.Option(metavar="NAME", help="Address; another one opens it to other machines.")
     ] = "127.0.0.1",
     open_page: Annotated[
         bool | None,
         typer.Option("--open/--no-open", help="Open a browser.", show_default="with a display"),
     ] = None,
 ) -> None:
-    """Follow training runs, sweeps and measurements in the browser while they run."""
+    """Follow runs, sweeps and measurements in the browser."""
     with exit_codes():
         from lambdahat.report.live import LiveServer
 

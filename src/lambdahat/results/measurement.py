@@ -158,9 +158,9 @@ def _less(one: Estimate, two: Estimate) -> Estimate:
     total = math.fsum(squares)
     dof = total**2 / math.fsum(parts) if math.isfinite(total) and any(parts) else math.inf
     status = two.status if one.status.ok else one.status
-    return Estimate(
-        float(one) - float(two), math.sqrt(total), one.cost + two.cost, status, max(dof, 1.0)
-    )
+    # less a lower bound, whose error is infinite, the difference is no lower bound
+    error = math.nan if squares[1] == math.inf else math.sqrt(total)
+    return Estimate(float(one) - float(two), error, one.cost + two.cost, status, max(dof, 1.0))
 
 
 def _mean(found: Sequence[Estimate]) -> Estimate:
