@@ -30,6 +30,7 @@ from lambdahat.results import Estimate
 from lambdahat.results.charts import value_text
 from lambdahat.training import Run, fit
 from lambdahat.training.checkpoints import Recipe
+from lambdahat.training.loggers import require_loggers
 from lambdahat.training.trackers import SampledTracker, make_trackers
 
 HEADER = ("epoch", "loss", "accuracy", "val. loss", "val. acc.", "update", "‖θ‖", "rate", "seconds")
