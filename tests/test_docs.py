@@ -256,6 +256,15 @@ def test_links_lead_somewhere_and_figures_are_small():
     assert sum(sizes.values()) < 1_500_000
 
 
+def test_pages_speak_of_the_library_and_not_of_how_it_was_made():
+    words = re.compile(r"\b(?:issues?|sessions?|strangers?|reviewers?)\b", re.IGNORECASE)
+    found = {
+        page.name: words.findall(page.read_text(encoding="utf-8"))
+        for page in (*PAGES, DOCS.parent / "CHANGELOG.md")
+    }
+    assert {name: hits for name, hits in found.items() if hits} == {}
+
+
 @pytest.mark.slow
 def test_figures_are_drawn(folder):
     script = figures_script()
