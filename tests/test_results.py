@@ -481,6 +481,14 @@ def test_results_that_were_stored_earlier_are_read(name):
     assert same(EXAMPLES[name], type(EXAMPLES[name]).load(path))
 
 
+def test_a_field_that_a_newer_version_has_added_is_left_out_with_a_warning(tmp_path):
+    """The last minor version reads what this one writes, as long as fields are only added."""
+    path = PLAIN.save(tmp_path / "r")
+    rewrite(path, '"stderr"', '"added": {"type": "Estimate", "fields": {"value": 1.0}}, "stderr"')
+    with pytest.warns(UserWarning, match="Estimate with added, which is left out; upgrade lambda"):
+        assert same(PLAIN, Result.load(path))
+
+
 def test_every_kind_that_was_stored_earlier_is_known():
     """A file names the kind of its result and the fields: neither may be renamed."""
     kinds = json.loads((STORED / "kinds.json").read_text())

@@ -196,7 +196,7 @@ def test_kernels_that_reject_show_their_acceptance_and_all_their_diagnostics():
 
 def test_the_sensitivity_to_the_localization_stands_over_the_distances():
     told = caption(panels(a_coefficient())["Distance from the centre"])
-    assert told == "Doubling γ changes λ̂ by about -0.021."
+    assert told == "Doubling γ changes λ̂ by about −0.021."
     nothing = Estimate(math.nan, math.nan)
     for unknown in (some_chains(), a_coefficient(sensitivity=Sensitivity(nothing, nothing))):
         assert caption(panels(unknown)["Distance from the centre"]) == ""
@@ -252,7 +252,7 @@ def test_a_coefficient_without_its_chains_is_a_number_that_says_its_settings():
 def test_a_measurement_lists_the_coefficient_and_draws_it():
     figure = plot(Measurement({"llc": a_coefficient(), "trace": Estimate(1.0, 0.1)}))
     assert [axes.get_title().split(":")[0] for axes in figure.axes] == ["llc", "value ± error"]
-    rows = [("llc", "1.90 ± 0.1"), ("llc, measured at", "nβ = 100, γ = 2"), ("trace", "1.00 ± 0.1")]
+    rows = [("λ̂", "1.90 ± 0.1"), ("λ̂, measured at", "nβ = 100, γ = 2"), ("trace", "1.00 ± 0.1")]
     assert texts(figure.axes[1]) == [part for row in rows for part in row]
 
 

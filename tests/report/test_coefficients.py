@@ -146,7 +146,6 @@ def test_a_sweep_has_a_line_for_each_temperature_and_marks_the_choice():
     assert labels(values) == [
         "nβ = 80 (B/log B, B = 512)",
         "nβ = 900 (n/log n, n = 8000)",
-        "not mixed, or another warning",
         "diverged",
         "chosen by llc: λ̂ = 5.20 ± 0.2",
     ]
@@ -156,6 +155,7 @@ def test_a_sweep_has_a_line_for_each_temperature_and_marks_the_choice():
     assert cross.get_xdata()[0] == 1e-3
     hollow = [line for line in values.lines if line.get_markerfacecolor() == "white"]
     assert [line.get_ydata()[0] for line in hollow] == [2.0, 5.0]
+    assert "Hollow: not converged (" in caption(values)
     assert (values.get_xscale(), values.get_ylabel()) == ("log", "λ̂")
     assert (acceptance.get_xlabel(), acceptance.get_ylabel()) == ("step size ε", "acceptance")
     assert acceptance.get_title() == "Acceptance of MALA steps"
@@ -221,9 +221,11 @@ def test_a_trajectory_shows_every_checkpoint_and_what_is_wrong_with_it():
     assert tuple(axes.collections[0].get_segments()[1][:, 1]) == pytest.approx(
         a_trajectory().results[1].interval(0.95)
     )
-    assert labels(axes) == ["λ̂", "NOT_A_MINIMUM"]
+    (hollow,) = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    np.testing.assert_allclose(hollow.get_data(), [[0.0], [-1.0]])
     assert axes.get_title() == "λ̂ along training"
     assert caption(axes).startswith("At nβ = 100 (n/log n, n = 647), γ = 10. ")
+    assert caption(axes).endswith("Hollow: not converged (NOT_A_MINIMUM).")
 
 
 def test_a_curve_has_its_band_tangents_warnings_and_the_rule():
@@ -235,8 +237,10 @@ def test_a_curve_has_its_band_tangents_warnings_and_the_rule():
         "λ̂",
     )
     assert axes.get_title() == "λ̂ over γ"
-    assert caption(axes) == "At nβ = 100 (n/log n, n = 647). Bands and bars: 95 % intervals."
-    assert labels(axes) == ["λ̂", "slope dλ̂/d ln γ", "NOT_MIXED", "γ of the rule = 4"]
+    assert caption(axes) == (
+        "At nβ = 100 (n/log n, n = 647). Bands: 95 % interval. Hollow: not converged (NOT_MIXED)."
+    )
+    assert labels(axes) == ["λ̂", "slope dλ̂/d ln γ", "γ of the rule = 4"]
     low, high = curve.results[0].interval(0.95)
     edges = axes.collections[0].get_paths()[0].vertices
     assert {low, high} <= set(edges[edges[:, 0] == 1.0][:, 1])
@@ -250,8 +254,8 @@ def test_a_curve_has_its_band_tangents_warnings_and_the_rule():
         assert (x.mean(), y.mean()) == pytest.approx(
             (np.log(curve.grid[place]), curve.values[place])
         )
-    hollow = named["NOT_MIXED"]
-    assert (hollow.get_markerfacecolor(), list(hollow.get_xdata())) == ("white", [16.0])
+    (hollow,) = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert list(hollow.get_xdata()) == [16.0]
     assert list(named["γ of the rule = 4"].get_xdata()) == [4.0, 4.0]
 
 
@@ -293,12 +297,12 @@ def test_a_verification_shows_relative_deviations_by_verdict():
     }
     assert shown[1] == pytest.approx(6.0)
     assert shown[2] == pytest.approx(-20.0)
-    (hollow,) = [line for line in axes.lines if line.get_marker() == "D"]
-    assert hollow.get_xdata()[0] == pytest.approx(5.0)
+    (limit,) = [line for line in axes.lines if line.get_marker() == "D"]
+    assert limit.get_xdata()[0] == pytest.approx(5.0)
     # what lies beyond the axis is told
     assert [text.get_text() for text in axes.texts][:2] == ["", "+100 %"]
     told = "2 of 4 intervals of 95 % hold the truth; error 4.0% in the median, 20.0% at worst."
-    assert caption(axes).endswith(told)
+    assert caption(axes).endswith(f"{told} Bars: 95 % interval.")
 
 
 def test_the_bars_hold_the_errors_of_both():

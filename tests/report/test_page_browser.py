@@ -10,8 +10,9 @@ import json
 
 import pytest
 
+from lambdahat.experiments.kit.claims import HOLDS, Verdict
 from lambdahat.report.page import page, write_page
-from lambdahat.results import Estimate
+from lambdahat.report.sections import Section
 from lambdahat.results.charts import Chart, Series
 from tests.report.browser import CHROMIUM
 from tests.report.kinds import KINDS, made
@@ -93,17 +94,14 @@ def test_the_theme_follows_the_system_and_the_button(browser, written):
         looks[dark] = paper_and_ink(browser)
     assert looks[False] == ["rgb(255, 255, 255)", "rgb(27, 31, 36)"]
     assert looks[True] == ["rgb(20, 23, 27)", "rgb(230, 233, 237)"]
-    assert (
-        browser.evaluate("document.getElementById('theme').getAttribute('aria-pressed')") == "true"
-    )
+    words = "document.getElementById('theme').textContent"
+    assert browser.evaluate(words) == "Switch to the light theme"
     browser.evaluate("document.getElementById('theme').click()")
     browser.until(
         "getComputedStyle(document.querySelector('.chart .xtick text')).fill === 'rgb(27, 31, 36)'"
     )
     assert paper_and_ink(browser) == looks[False]
-    assert (
-        browser.evaluate("document.getElementById('theme').getAttribute('aria-pressed')") == "false"
-    )
+    assert browser.evaluate(words) == "Switch to the dark theme"
     browser.open(written, 1280, dark=True)  # it is remembered
     assert browser.evaluate("document.documentElement.dataset.theme") == "light"
     browser.evaluate("localStorage.clear()")
@@ -125,14 +123,14 @@ def choose(browser, name, value):
 
 def test_numbers_are_sorted_by_value(browser, tmp_path):
     values = [12.5, -3.0, 1.5, -20.0]
-    results = {f"part {number}": Estimate(value, 0.5) for number, value in enumerate(values)}
-    browser.open(page(results, tmp_path / "page.html"), 1280)
+    found = tuple(Verdict(f"claim {value}", "", HOLDS, f"{value} ± 0.5") for value in values)
+    sections = [dataclasses.replace(an_experiment(1), verdicts=found), Section("other")]
+    browser.open(write_page(sections, tmp_path / "page.html", ""), 1280)
     shown = (
-        "[...document.querySelectorAll('#overview tbody tr')].map((row) =>"
-        " row.cells[2].textContent)"
+        "[...document.querySelectorAll('#claims tbody tr')].map((row) => row.cells[3].textContent)"
     )
     assert len(browser.evaluate(shown)) == 4
-    browser.evaluate("document.querySelectorAll('#overview .sort')[2].click()")
+    browser.evaluate("document.querySelectorAll('#claims .sort')[3].click()")
     order = [float(text.split()[0].replace("−", "-")) for text in browser.evaluate(shown)]
     assert order == sorted(values)
 
@@ -373,6 +371,47 @@ def test_paper_has_every_chart_of_open_sections_in_light_colours(
     assert browser.evaluate("document.documentElement.dataset.theme") is None
     assert opened(browser) == before
     assert browser.complaints() == []
+
+
+def test_paper_does_not_wait_for_what_is_still_being_unpacked(browser, written):
+    never = (
+        "window.DecompressionStream = function () { return new TransformStream("
+        "{ transform: () => new Promise(() => {}) }); };"
+    )
+    script = browser.call("Page.addScriptToEvaluateOnNewDocument", source=never)["identifier"]
+    try:
+        browser.open(written, 1280)
+        browser.evaluate(
+            "addEventListener('beforeprint', () => { window.printed ="
+            " document.querySelectorAll('.chart .main-svg').length })"
+        )
+        assert not browser.evaluate("Boolean(window.Plotly)")
+        assert browser.pdf().startswith(b"%PDF")
+    finally:
+        browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+    assert browser.evaluate("window.printed") >= 6
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize(("kind", "start"), [("svg", b"<svg"), ("png", b"\x89PNG")])
+def test_a_chart_is_saved_as_a_picture(browser, written, kind, start):
+    browser.open(written, 1280)
+    browser.evaluate("document.querySelector('.chart').scrollIntoView()")
+    browser.until("document.querySelector('.chart .main-svg')")
+    # a picture of points is made from one of shapes, which must have an address
+    browser.evaluate("window.make = URL.createObjectURL.bind(URL)")
+    browser.evaluate(CAPTURE.replace("'#'", "window.make(blob)"))
+    browser.evaluate(f"document.querySelector('.image[data-kind={kind}]').click()")
+    browser.until("window.named")
+    coded = browser.evaluate(
+        "window.files.at(-1).then((bytes) => btoa([...new Uint8Array(bytes)].map((byte) =>"
+        " String.fromCharCode(byte)).join('')))"
+    )
+    content = base64.b64decode(coded)
+    assert browser.evaluate("window.named") == f"curves.{kind}"
+    assert content.startswith(start)
+    if kind == "svg":
+        assert ">epoch</text>" in content.decode()  # text stays text
 
 
 def test_paper_says_that_closed_sections_are_not_printed(browser, long):

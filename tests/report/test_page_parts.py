@@ -18,10 +18,10 @@ def test_a_section_leads_to_its_parts_and_says_what_statuses_mean(tmp_path):
     text = write_page([section, an_experiment(2)], tmp_path / "page.html", "").read_text(
         encoding="utf-8"
     )
-    jumps = re.findall(r'<p class="jumps">(.*?)</p>', text)[0]
+    jumps = re.findall(r'<p class="jumps">(.*?)</p>', text, re.DOTALL)[0]
     assert re.findall(r'href="#(.*?)">(.*?)<', jumps) == [
         ("experiment-1-cpu--claims", "Claims (1)"),
-        ("experiment-1-cpu--figures", "Figures (2)"),
+        ("experiment-1-cpu--figures", "Figures (1)"),
         ("experiment-1-cpu--tables", "Tables (1)"),
         ("experiment-1-cpu--assumptions", "Assumptions (1)"),
         ("experiment-1-cpu--run-it-again", "Run it again"),
@@ -49,6 +49,11 @@ def test_the_overview_of_results_has_all_of_them_and_what_is_wrong(tmp_path):
     overview = text[text.index('<section id="overview"') : text.index("<details")]
     assert re.findall(r'href="#(.*?)"', overview) == list(RESULTS)
     assert f"NOT_CONVERGED: {Status.NOT_CONVERGED.value}" in overview
-    text = page({"scalar": Estimate(3.0, 0.1)}, tmp_path / "page.html").read_text(encoding="utf-8")
-    header = re.findall(r'<button type="button" class="sort">(.*?)<', text)
-    assert header == ["of", "quantity", "value", "interval"]  # there is no remedy
+    assert "scalar = 103.2 ± 1.3".replace(" ± ", "\u00a0±\u00a0") in overview
+
+
+def test_a_page_of_one_result_begins_with_its_answer(tmp_path):
+    text = page({"llc": Estimate(3.0, 0.1)}, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert 'id="overview"' not in text
+    main = text[text.index("<main") :]
+    assert re.findall(r'<p class="headline">(.*?)</p>', main) == ["λ̂ = 3.00\u00a0±\u00a00.1"]

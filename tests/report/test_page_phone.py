@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from lambdahat.experiments.kit.claims import Table
+from lambdahat.experiments.kit.claims import UNTESTED, Table, Verdict
 from lambdahat.report.page import write_page
 from lambdahat.results.charts import Chart, Series
 from tests.report.browser import CHROMIUM
@@ -41,6 +41,25 @@ def test_long_names_leave_room_for_the_chart(browser, tmp_path):
         " })()"
     )
     browser.until(inside)
+
+
+def test_no_cell_is_taller_than_five_lines_on_a_phone(browser, tmp_path):
+    long = " ".join(f"setting {i} of 60,000 samples;" for i in range(40))
+    verdict = Verdict("a claim of a usual length about λ̂", "Figure 1", UNTESTED, long, "1.1")
+    table = Table("Reasons", ("setting", "why", "n"), ((long, long, "3"), ("rate", "short", "12")))
+    section = dataclasses.replace(an_experiment(1), verdicts=(verdict,), tables=(table,))
+    sections = [section, dataclasses.replace(section, facts={"config": long}, name="other")]
+    browser.open(write_page(sections, tmp_path / "page.html", ""), 390)
+    browser.evaluate("document.querySelectorAll('.facts').forEach((one) => (one.open = true))")
+    lines = (
+        "[...document.querySelectorAll('td, th')].map((cell) => { const look ="
+        " getComputedStyle(cell); return (cell.clientHeight - parseFloat(look.paddingTop) -"
+        " parseFloat(look.paddingBottom)) / parseFloat(look.lineHeight) })"
+    )
+    assert max(browser.evaluate(lines)) < 5.5
+    assert overflow(browser) == 0
+    browser.evaluate("document.querySelector('.more summary').click()")  # and the rest is there
+    browser.until("document.querySelector('.more[open]').textContent.includes('setting 39 of')")
 
 
 @pytest.mark.parametrize(("width", "way"), [(390, "h"), (1280, "v")])

@@ -605,6 +605,12 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
             )
         fields = {str(name): _decode(item, arrays) for name, item in dict(value["fields"]).items()}
         _require_kinds(kind, fields)
+        known = {part.name for part in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        unknown = [name for name in fields if name not in known]
+        if unknown and known <= fields.keys():  # added by a newer version, and none renamed
+            text = f"a newer lambdahat wrote {kind.__name__} with {', '.join(unknown)}"
+            warnings.warn(f"{text}, which is left out; upgrade lambdahat to read it", stacklevel=2)
+            fields = {name: item for name, item in fields.items() if name in known}
         return kind(**fields)
     if "status" in value:
         return Status[value["status"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -158,6 +158,7 @@ def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
     looks = np.unique(np.linspace(max(draws / LOOKS, 1), draws, LOOKS).astype(int))
     places = np.unique(np.concatenate([looks, np.arange(1, draws + 1, math.ceil(draws / POINTS))]))
     final = result if isinstance(result, LearningCoefficient) else mean_energy(result)
+    over = f"{INTERVAL} of the mean over {counted(len(energies), 'chain')}"
     series = []
     for chain, colour, name, _ in _looks(chains):
         seen = places[places <= _steady(energies[chain])]
@@ -168,6 +169,7 @@ def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
             series.append(Series(name, numbers(seen), numbers(means), **style))
     kept = energies[~chains.diagnostics.diverged]
     ends: tuple[float | None, float | None] = (None, None)
+    look: Any = {}
     if len(kept):
         pooled = np.cumsum(kept.mean(axis=0)) / np.arange(1, draws + 1)
         half = NORMAL * np.array([standard_error(kept[:, :look]) for look in looks])
@@ -179,19 +181,21 @@ def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
                 numbers(pooled[places - 1]),
                 numbers(band),
                 colour="ink",
+                band=over,
             )
         )
         ends = _frame(pooled, half, looks, float(final), half_width(final))
     value = "λ̂ unknown"
     if math.isfinite(float(final)):
         value = f"λ̂ = {value_text(final)}"
-        series.append(interval_series(value, [(float(draws), final)], colour="ink", mark="diamond"))
+        look = {"colour": "ink", "mark": "diamond", "band": over.replace("the mean", "λ̂")}
+        series.append(interval_series(value, [(float(draws), final)], **look))
     title, label = (
         with_status(f"Running mean: {value}", result.status),
         "λ̂, mean of the draws so far",
     )
-    look: Any = {"y_log": not len(kept), "y_range": ends}
-    look["caption"] = f"{_setting(result, chains)}.{_correction(result)} {INTERVAL}"
+    look = {"y_log": not len(kept), "y_range": ends}
+    look["caption"] = f"{_setting(result, chains)}.{_correction(result)}"
     return Chart(title, _draw_label(chains), label, tuple(series), **look)
 
 
@@ -297,38 +301,29 @@ def _(sweep: Sweep) -> list[Chart]:
     colours = ("amber", "green", "blue", "purple", "sky")
     values: list[Series] = []
     accepted: list[Series] = []
-    warned: list[list[Series]] = [[], []]
+    lost: list[Series] = []
     for row, (nbeta, temperature) in enumerate(zip(sweep.nbetas, sweep.temperatures, strict=True)):
         name, colour = f"nβ = {nbeta:.4g} ({temperature})", colours[row % len(colours)]
         gone = np.array([status is Status.DIVERGED for status in sweep.statuses[row]])
-        shaky = np.array([not status.ok for status in sweep.statuses[row]]) & ~gone
         heights = np.where(gone, math.nan, sweep.values[row])
-        values.append(
-            Series(
-                name, numbers(sizes), numbers(heights), numbers(half[row]), "joined", colour=colour
-            )
-        )
+        known = zip(sweep.statuses[row], gone, strict=True)
+        statuses = ["" if lost_one else status.name for status, lost_one in known]
+        look: Any = {"colour": colour, "band": INTERVAL, "statuses": statuses}
+        x, y = numbers(sizes), numbers(heights)
+        values.append(Series(name, x, y, numbers(half[row]), "joined", **look))
         accepted.append(Series(name, numbers(sizes), numbers(sweep.acceptance[row]), colour=colour))
-        kinds = (
-            (shaky, "points", "hollow", "not mixed, or another warning"),
-            (gone, "rug", "cross", "diverged"),
-        )
-        for kind, (mask, style, mark, text) in zip(warned, kinds, strict=True):
-            if mask.any():
-                x, y = numbers(sizes[mask]), numbers(heights[mask])
-                kind.append(
-                    Series(text, x, y, None, style, mark=mark, colour=colour, legend=not kind)
-                )
+        if gone.any():
+            look = {"mark": "cross", "colour": colour, "legend": not lost}
+            x, y = numbers(sizes[gone]), numbers(heights[gone])
+            lost.append(Series("diverged", x, y, None, "rug", **look))
     found = sweep.coefficient
     name, point = f"chosen by llc: λ̂ = {value_text(found)}", [(sweep.chosen[0], found)]
     chosen = interval_series(name, point, colour="ink", mark="star")
     wide = is_wide(value for series in values for value in series.y)
-    caption = (
-        f"By SGLD, γ {gamma_text(sweep.localization)}, batches of {sweep.batch_size:,}. {INTERVAL}"
-    )
+    caption = f"By SGLD, γ {gamma_text(sweep.localization)}, batches of {sweep.batch_size:,}."
     title = with_status("λ̂ over step sizes", found.status)
-    curves = (*values, *warned[0], *warned[1], chosen)
-    look: Any = {"y_range": (-0.03, 1.03), "x_lines": (("chosen by llc", sweep.chosen[0]),)}
+    curves = (*values, *lost, chosen)
+    look = {"y_range": (-0.03, 1.03), "x_lines": (("chosen by llc", sweep.chosen[0]),)}
     return [
         Chart(title, STEP, "λ̂", curves, x_log=True, y_log=wide, caption=caption),
         Chart("Acceptance of MALA steps", STEP, "acceptance", tuple(accepted), x_log=True, **look),
@@ -337,8 +332,8 @@ def _(sweep: Sweep) -> list[Chart]:
 
 @charts_of.register
 def _(curve: CoefficientCurve) -> list[Chart]:
-    """λ̂ over γ or nβ with its band and tangents, the default setting, and apart what its status
-    warns of.
+    """λ̂ over γ or nβ with its band and tangents, and the default setting; hollow where it did not
+    converge.
     """
     known, first = math.isfinite(curve.default), curve.results[0]
     if curve.axis == "localization":
@@ -361,8 +356,7 @@ def _(curve: CoefficientCurve) -> list[Chart]:
     if ends:
         name, x, y = f"slope dλ̂/d ln {letter}", [x for x, _ in ends], [y for _, y in ends]
         series.append(Series(name, x, y, style="segments", colour="vermilion"))
-    series += _warned(numbers(curve.grid), curve.results)
-    marks, caption = ((default, curve.default),) if known else (), f"At {fixed}. {INTERVAL}"
+    marks, caption = ((default, curve.default),) if known else (), f"At {fixed}."
     return [
         Chart(
             f"λ̂ over {letter}",
@@ -389,28 +383,17 @@ def _tangents(curve: CoefficientCurve) -> list[tuple[tuple[float, float], tuple[
     return found
 
 
-def _warned(where: list[float], results: Sequence[LearningCoefficient]) -> list[Series]:
-    """The points whose status is not CONVERGED as hollow marks, a series for each status."""
-    series = []
-    for status in dict.fromkeys(found.status for found in results if not found.status.ok):
-        hits = [place for place, found in enumerate(results) if found.status is status]
-        x, y = [where[place] for place in hits], [float(results[place]) for place in hits]
-        series.append(Series(status.name, x, y, style="points", mark="hollow", colour="blue"))
-    return series
-
-
 @charts_of.register
 def _(trajectory: Trajectory) -> list[Chart]:
-    """λ̂ along training, with what its status warns of apart."""
+    """λ̂ along training; hollow where it did not converge."""
     where, first = numbers(trajectory.labels), trajectory.results[0]
     curve = interval_series(
         "λ̂", zip(where, trajectory.results, strict=True), "joined", colour="blue"
     )
     named = f" ({first.temperature})" if first.temperature else ""
-    caption = f"At nβ = {first.nbeta:.4g}{named}, γ {gamma_text(first.localization)}. {INTERVAL}"
+    caption = f"At nβ = {first.nbeta:.4g}{named}, γ {gamma_text(first.localization)}."
     zero = (("", 0.0),) if trajectory.values.min() < 0 else ()
-    series = (curve, *_warned(where, trajectory.results))
-    return [Chart("λ̂ along training", "checkpoint", "λ̂", series, lines=zero, caption=caption)]
+    return [Chart("λ̂ along training", "checkpoint", "λ̂", (curve,), lines=zero, caption=caption)]
 
 
 @charts_of.register
@@ -420,9 +403,11 @@ def _(scaling: VolumeScaling) -> list[Chart]:
     half = student_quantile(LEVEL, len(scaling.log_levels) - 1) * scaling.stderr
     above, below = numbers(volumes * np.expm1(half)), numbers(-volumes * np.expm1(-half))
     x, y, name = numbers(levels), numbers(volumes), "nested sampling"
+    runs = counted(len(scaling.log_levels), "run")
+    look: Any = {"colour": "blue", "band": f"{INTERVAL} over {runs}"}
     series = [
-        Series(name, x, y, above, "segments", below=below, colour="blue", faint=True, legend=False),
-        Series(name, x, y, None, "points", colour="blue"),
+        Series(name, x, y, above, "segments", below=below, faint=True, legend=False, **look),
+        Series(name, x, y, None, "points", statuses=[scaling.status.name] * len(x), **look),
     ]
     slope = scaling.coefficient
     if math.isfinite(float(slope)):
@@ -438,11 +423,7 @@ def _(scaling: VolumeScaling) -> list[Chart]:
             )
         )
     title = with_status("Volume of nearly optimal parameters", scaling.status)
-    look: Any = {
-        "x_log": True,
-        "y_log": True,
-        "caption": f"Within {scaling.radius:.3g} of w*. {INTERVAL}",
-    }
+    look = {"x_log": True, "y_log": True, "caption": f"Within {scaling.radius:.3g} of w*."}
     return [Chart(title, "level ε of L − L*", "V(ε), share of the ball", tuple(series), **look)]
 
 
@@ -452,7 +433,8 @@ def _(regression: TemperatureRegression) -> list[Chart]:
     where, base = 1 / regression.betas, float(regression.intercept)
     slope, end = regression.learning_coefficient, 1.06 * float(where.max())
     heights, half = regression.losses - base, NORMAL * regression.errors
-    points = Series("chains", numbers(where), numbers(heights), numbers(half), "points")
+    look: Any = {"band": INTERVAL, "statuses": [regression.status.name] * len(where)}
+    points = Series("chains", numbers(where), numbers(heights), numbers(half), "points", **look)
     line = Series(
         f"slope λ = {value_text(slope)}", [0.0, end], [0.0, float(slope) * end], style="segments"
     )
@@ -462,10 +444,8 @@ def _(regression: TemperatureRegression) -> list[Chart]:
         else ""
     )
     title = with_status("Loss over temperature", regression.status)
-    look: Any = {
-        "caption": f"Intercept {value_text(regression.intercept)}{misfit}. {INTERVAL}",
-        "x_range": (0.0, end),
-    }
+    caption = f"Intercept {value_text(regression.intercept)}{misfit}."
+    look = {"caption": caption, "x_range": (0.0, end)}
     return [Chart(title, "temperature 1/β", "E[nL] less the intercept", (points, line), **look)]
 
 
@@ -478,9 +458,11 @@ def _(energy: FreeEnergy) -> list[Chart]:
         numbers(energy.energies),
         numbers(NORMAL * energy.errors),
         "area",
+        band=INTERVAL,
+        statuses=[energy.status.name] * len(energy.nbetas),
     )
     title = with_status(f"Free energy {value_text(energy.value)}", energy.status)
-    caption = f"The shaded area is the integral over ln nβ. {INTERVAL}"
+    caption = "The shaded area is the integral over ln nβ."
     return [
         Chart(
             title,
@@ -503,7 +485,9 @@ def _(verification: Verification) -> list[Chart]:
         errors, half = ([of(rows[place]) for place in places] for of in (_deviation, _half))
         if places:
             name = f"{verdict} ({len(places)})"
-            series.append(Series(name, places, errors, half, "points", colour=colour))
+            look: Any = {"colour": colour, "band": INTERVAL}
+            look["statuses"] = [rows[place].estimate.status.name for place in places]
+            series.append(Series(name, places, errors, half, "points", **look))
         ends = [abs(error) + width for error, width in zip(errors, half, strict=True)]
         reach = max([reach, *(1.05 * end for end in ends if math.isfinite(end))])
     known = [
@@ -534,11 +518,7 @@ def _(verification: Verification) -> list[Chart]:
         " worst."
     )
     tolerated = (f"± {100 * TOLERANCE:.0f} %", -100 * TOLERANCE, 100 * TOLERANCE)
-    look: Any = {
-        "lines": (("", 0.0),),
-        "bands": (tolerated,),
-        "y_range": (-1.2 * reach, 1.2 * reach),
-    }
+    look = {"lines": (("", 0.0),), "bands": (tolerated,), "y_range": (-1.2 * reach, 1.2 * reach)}
     look |= {"x_names": tuple(row.case for row in rows), "horizontal": True, "caption": caption}
     label = "λ̂ against the truth at the same nβ and γ, %"
     return [Chart("λ̂ against the truth", "", label, tuple(series), **look)]

@@ -32,12 +32,24 @@ from lambdahat.report.style import (
     names_of,
     new_figure,
     place_text,
+    sentence,
     side_by_side,
     text_colour,
     tidy,
 )
-from lambdahat.results import Array, Status
-from lambdahat.results.charts import Chart, Heat, Series, charts_of, half_width
+from lambdahat.results import Array, LearningCoefficient
+from lambdahat.results.charts import (
+    FIRST,
+    INTERVAL,
+    Chart,
+    Heat,
+    Series,
+    charts_of,
+    compared,
+    headline_of,
+    interval_series,
+    label_text,
+)
 from lambdahat.results.measurement import Comparison, Measurement
 from lambdahat.training.history import Run
 
@@ -51,16 +63,18 @@ SHADES = "cividis"  # even in lightness, and the same to colour-blind readers
 # of those that share a colour
 DASHES = ("-", "--", ":", "-.")
 SYMBOLS = ("o", "s", "^", "X")
+PUBLISHED = ("D", "d", "P", "*")
 HATCHES = ("", "//", "xx", "..")
 MARKS: dict[str, dict[str, Any]] = {
     "hollow": {"marker": "o", "markerfacecolor": "white", "markersize": 5, "zorder": 4},
     "star": {"marker": "*", "markersize": 12, "zorder": 4},
     "cross": {"marker": "x", "markersize": 7, "markeredgewidth": 1.8, "zorder": 4},
     "tick": {"marker": "|", "markersize": 12, "markeredgewidth": 1.5},
-    "diamond": {"marker": "D", "markerfacecolor": "white", "markersize": 6, "zorder": 4},
+    "diamond": {"marker": "D", "markersize": 6, "zorder": 4},
 }
 # a legend of more or longer names stands beside the frame; of too many there is none
 INSIDE, LETTERS, MOST = 8, 36, 24
+ACROSS = 4  # names in a row of a legend above the frame
 LEVELS = 10  # of contours
 CROWD = 300  # from so many points on their marks are small
 LINE = 0.28  # inches of height for each name down the left side
@@ -85,9 +99,16 @@ def draw(chart: Chart, ax: Axes | None = None, caption: bool = False) -> Axes:
     )
     axes.set_xlabel(across)
     axes.set_ylabel(up)
-    axes.set_title(chart.title, fontsize="medium")
+    axes.set_title(minus(chart.title), fontsize="medium", pad=_lift(chart))
     _draw_caption(chart, axes, caption)
     return axes  # type: ignore[no-any-return]
+
+
+def _lift(chart: Chart) -> float:
+    """Points between frame and title, where the legend of a crowded frame is."""
+    names = {one.name for one in chart.series if one.legend}
+    crowded = any(one.faint for one in chart.series) and 1 < len(names) <= INSIDE
+    return 6.0 + (16.0 * math.ceil(len(names) / ACROSS) if crowded else 0.0)
 
 
 def size_of(chart: Chart) -> tuple[float, float]:
@@ -111,7 +132,7 @@ def _new_axes(chart: Chart) -> Axes:
 
 def _draw_caption(chart: Chart, axes: Any, caption: bool) -> None:
     """Draw the warning and the caption in small letters below the x label."""
-    parts = [(chart.warning, VERMILION)] + ([(chart.caption, GREY)] if caption else [])
+    parts = [(chart.warning, VERMILION)] + ([(chart.below, GREY)] if caption else [])
     width = int(PER_INCH * axes.get_window_extent().width / axes.figure.dpi)
     look: dict[str, Any] = {
         "textcoords": "offset points",
@@ -121,7 +142,7 @@ def _draw_caption(chart: Chart, axes: Any, caption: bool) -> None:
     }
     below = 3.0
     for text, colour in parts if axes.figure.get_layout_engine() is not None else []:
-        lines = textwrap.wrap(text, max(width, 20))
+        lines = textwrap.wrap(minus(text), max(width, 20))
         place = {"xy": (0.5, 0.0), "xycoords": axes.xaxis.label, "xytext": (0, -below)}
         if lines:
             axes.annotate("\n".join(lines), **place, **look, color=colour)
@@ -295,6 +316,9 @@ def _draw_legend(chart: Chart, axes: Axes) -> None:
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": len(labels)}
     elif chart.horizontal or len(labels) > INSIDE or max(map(len, labels)) > LETTERS:
         place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    elif any(series.faint for series in chart.series):  # draws fill the frame: above it
+        place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": ACROSS}
+        place |= {"columnspacing": 1.0, "borderaxespad": 0.2}
     axes.legend(
         [handles[i] for i in ranks],
         [labels[i] for i in ranks],
@@ -338,6 +362,12 @@ def _draw_one(chart: Chart, series: Series, frame: _Frame, look: dict[str, Any],
         frame.error_bars(x, y, half, across, linestyle="none", **marks, **look)
     else:
         _draw_curve(chart, series, frame, look, marks, turn)
+    if (places := series.hollow) and series.style != "rug":
+        mark = {"marker": "o", "markersize": 5} | {
+            key: value for key, value in marks.items() if key != "zorder"
+        }
+        mark |= {"markerfacecolor": "white", "color": look["color"], "zorder": 5}
+        frame.plot(x[places], y[places], linestyle="none", **mark)
     frame.write(x, y, series.texts)
 
 
@@ -345,11 +375,7 @@ def _marks(series: Series, colour: str, turn: int) -> dict[str, Any]:
     if series.mark:
         return MARKS[series.mark]
     if series.published:
-        return {
-            "marker": SYMBOLS[turn] if turn else "D",
-            "markersize": 6,
-            "markerfacecolor": "none",
-        }
+        return {"marker": PUBLISHED[turn], "markersize": 6}
     size = 2 if len(series.x) >= CROWD else 4
     return {"marker": SYMBOLS[turn], "markersize": size, "markerfacecolor": colour}
 
@@ -398,12 +424,14 @@ def _draw_bars(
     gap = float(np.diff(np.unique(x)).min()) if len(np.unique(x)) > 1 else 1.0
     width = (1.0 if len(x) > MARKED else 0.8) * gap / count
     fill = (
-        {"facecolor": "none", "edgecolor": look["color"], "label": look["label"]}
+        {"facecolor": "none", "edgecolor": look["color"], "label": look["label"], "hatch": "///"}
         if series.published
         else look
     )
     bar, error = (frame.axes.barh, "xerr") if frame.flipped else (frame.axes.bar, "yerr")
-    bar(x + shift * width, y, width, **{error: half}, capsize=3, **fill)
+    bars = bar(x + shift * width, y, width, **{error: half}, capsize=3, **fill)
+    for place in series.hollow:
+        bars[place].set(facecolor="white", edgecolor=look["color"], linewidth=1.5)
     frame.write(x, y, series.texts)
 
 
@@ -523,7 +551,7 @@ def _draw_list(rows: Sequence[tuple[str, str]], axes: Any) -> None:
     left, right = (max(len(row[place]) for row in rows) for place in (0, 1))
     share = min(max((left + 2) / (left + right + 2), 0.4), 0.7)
     table = axes.table(
-        list(map(list, rows)),
+        [[minus(text) for text in row] for row in rows],
         cellLoc="left",
         edges="horizontal",
         loc="upper center",
@@ -560,7 +588,8 @@ def plot(result: Any, ax: Axes | None = None) -> Any:
     epochs, the rates.
 
     Without ``ax`` the figure is a new one outside pyplot, so no display is needed and no global
-    setting changes: ``plot(result).figure.savefig("figure.png")``; a notebook shows it. Settings
+    setting changes: ``plot(result).savefig("figure.svg")``; a notebook shows it. Text in PDF and
+    SVG files stays text. Settings
     and the meaning of error bars stand in a caption below the frame; a figure of your own needs
     ``layout="constrained"`` to have room for it. A plane ``Landscape`` becomes a surface on
     three-dimensional axes (``figure.add_subplot(projection="3d")``). A result type of your own is
@@ -606,6 +635,7 @@ def plot(result: Any, ax: Axes | None = None) -> Any:
     # Notebooks show what has this method; axes, and figures outside pyplot, have none of their own.
     figure = drawn.figure if alone else drawn
     drawn._repr_png_ = figure._repr_png_ = partial(_png, figure)
+    drawn.savefig = figure.savefig
     return drawn
 
 
@@ -675,36 +705,43 @@ def _(comparison: Comparison) -> list[Chart]:
 
 
 def _forest(comparison: Comparison, quantity: str) -> Chart:
-    names = comparison.names
-    found = [comparison.value(quantity, name) for name in names]
-    series = []
-    for sure in (True, False):
-        part = [place for place, one in enumerate(found) if one.status.ok is sure]
-        if part:
-            values = [float(found[place]) for place in part]
-            error = [half_width(found[place]) for place in part]
-            label = "converged" if sure else "not converged"
-            mark = "" if sure else "hollow"
-            series.append(
-                Series(label, part, values, error, "points", colour="blue", mark=mark, legend=False)
-            )
+    names, words = comparison.names, label_text(quantity)
     seeds = len(comparison.readings[quantity][names[0]])
-    over = f"mean of {seeds} seeds" if seeds > 1 else "one problem each"
+    over = (
+        f"{INTERVAL} of the mean of {seeds} seeds"
+        if seeds > 1
+        else f"{INTERVAL} of one problem each"
+    )
+    found = [(place, comparison.value(quantity, name)) for place, name in enumerate(names)]
+    series = interval_series(words, found, colour="blue", band=over)
     settings = ", ".join(
         f"{letter} = {comparison.settings[key]:.4g}"
         for letter, key in (("nβ", "nbeta"), ("γ", "localization"))
         if quantity.startswith("llc") and isinstance(comparison.settings.get(key), float)
     )
-    caption = f"{over.capitalize()}; bars: 95 % intervals" + (f"; {settings}." if settings else ".")
-    if len({one.status for one in found} | {Status.CONVERGED}) > 1:
-        caption += " Hollow: not converged."
-    further = quantity == "llc.wbic" or (quantity.endswith("]") and not quantity.endswith("[1]"))
-    return Chart(
-        quantity,
-        y_label=quantity,
-        series=tuple(series),
-        caption=caption,
-        x_names=names,
-        horizontal=True,
-        page_only=further,
-    )
+    look: Any = {"caption": f"At {settings}." if settings else "", "x_names": names}
+    look["page_only"] = quantity == "llc.wbic" or (quantity[-1] == "]" and quantity[-3:] != "[1]")
+    return Chart(words, y_label=words, series=(series,), horizontal=True, **look)
+
+
+@headline_of.register
+def _(comparison: Comparison, name: str) -> str:
+    """The two ends of the first quantity."""
+    quantity, names = next(iter(comparison.readings)), comparison.names
+    by_value = sorted(names, key=lambda one: float(comparison.value(quantity, one)))
+    least, most = by_value[0], by_value[-1]
+    values = {one: comparison.value(quantity, one) for one in names}
+    apart = comparison.difference(quantity, most, least)
+    told = compared(most, values[most], least, values[least], apart)
+    return f"{sentence(label_text(quantity))}: {told}"
+
+
+@headline_of.register
+def _(measurement: Measurement, name: str) -> str:
+    """λ̂ where there is one, and the first of the other results."""
+    found = measurement.results
+    order = sorted(found, key=lambda one: not isinstance(found[one], LearningCoefficient))
+    told = (headline_of(found[one], one) for one in order)
+    first, *rest = [*filter(None, told)][:FIRST] or [""]
+    lower = (one[0].lower() + one[1:] if one[1:2].islower() else one for one in rest)
+    return "; ".join([first, *lower])

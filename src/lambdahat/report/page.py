@@ -1,4 +1,4 @@
-"""``page``: one HTML file of results, with tables, figures and an overview."""
+"""``page``: one HTML file of results, with an answer, a figure and an overview of each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
-from itertools import repeat
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lambdahat._core.check import require
 from lambdahat._core.storage import write_atomically
@@ -22,393 +22,289 @@ from lambdahat.experiments.kit.claims import FAILS, HOLDS, LEVEL, OPEN, UNTESTED
 from lambdahat.experiments.kit.experiment import Experiment
 from lambdahat.experiments.kit.store import stores_in
 from lambdahat.report.plotly_charts import describe_chart, figure_of
-from lambdahat.report.sections import (
-    Card,
-    Section,
-    named_results,
-    section_of_result,
-    section_of_store,
-)
+from lambdahat.report.sections import Section, named_results, section_of_result, section_of_store
 from lambdahat.report.style import minus, sentence
 from lambdahat.results import Status
-from lambdahat.results.charts import Chart, counted
+from lambdahat.results.charts import Chart, counted, share_axes
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+ASSETS = Path(__file__).parent / "assets"
 MARKS = {  # class and sign of a verdict
     HOLDS: ("holds", "✓"),
     FAILS: ("fails", "✗"),
     OPEN: ("open", "?"),
     UNTESTED: ("untested", "–"),
 }
-OURS = '<span class="own" title="Our own claim: the paper does not make it">ours</span>'
-
-
-def badge(verdict: str) -> str:
-    """A verdict as a coloured word."""
-    kind, sign = MARKS.get(verdict, ("open", ""))
-    return (
-        f'<span class="badge {kind}"><span aria-hidden="true">{sign}</span>'
-        f" {escape(verdict)}</span>"
-    )
-
-
-def unbroken(text: str) -> str:
-    """Text as HTML in which no line ends between a number and its error."""
-    return escape(text).replace(" ± ", "\u00a0±\u00a0")
-
-
-def claim_of(verdict: Verdict) -> str:
-    """The sentence of a claim, marked where it is ours and not the paper's."""
-    return escape(sentence(verdict.claim)) + (f" {OURS}" if verdict.own else "")
-
-
-def tally(verdicts: Sequence[Verdict]) -> str:
-    """The number of each verdict, coloured, our own claims apart."""
-    papers, own = ([one.verdict for one in verdicts if one.own is ours] for ours in (False, True))
-    groups = [_counts(papers), [OURS, *_counts(own)] if own else []]
-    return " ".join(f'<span class="tally">{" ".join(parts)}</span>' for parts in groups if parts)
-
-
-def _counts(verdicts: Sequence[str]) -> list[str]:
-    parts = []
-    for verdict, (kind, sign) in MARKS.items():
-        if count := verdicts.count(verdict):
-            words = (
-                f'<span aria-hidden="true">{sign}</span> {count}<span class="hidden">'
-                f" {verdict}</span>"
-            )
-            parts.append(f'<span class="badge {kind}" title="{verdict}">{words}</span>')
-    return parts
-
-
-def grid(
-    caption: str,
-    header: Sequence[str],
-    lines: Sequence[Sequence[str]],
-    kind: str = "",
-    sortable: bool = False,
-    marks: Sequence[str] | None = None,
-) -> str:
-    """A table whose first column names its rows; the keyboard can scroll it where it is wide.
-
-    Cells are HTML already, and get minus signs; those of a table that is ``blocks`` on phones carry
-    their column's name for it. ``marks`` are attributes of the rows.
-    """
-    label = '<button type="button" class="sort">{}</button>' if sortable else "{}"
-    head = "".join(f'<th scope="col">{label.format(escape(name))}</th>' for name in header)
-    body = []
-    for texts, mark in zip(lines, marks or repeat(""), strict=marks is not None):
-        cells = [minus(text) for text in texts]
-        first, rest = f'<th scope="row">{cells[0]}</th>', zip(header[1:], cells[1:], strict=True)
-        named = (
-            (f' data-label="{escape(name)}"' if "blocks" in kind else "", cell)
-            for name, cell in rest
-        )
-        others = "".join(f"<td{name}>{cell}</td>" for name, cell in named)
-        body.append(f"<tr{mark}>{first}{others}</tr>")
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">'
-        f'<table class="{kind}"><caption class="hidden">{escape(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-Named = tuple[Section, str]  # and the name of its place on the page
 FEW = 30  # claims that are shown without being asked for
+OPENED = 4  # sections: where there are more, a reader opens those of interest
 OTHERS = "Results"  # the heading of what belongs to no paper
 PAPERS, OWN = "of the papers", "our own"  # whose a claim is
 LARGEST, SMALLER = "largest of each experiment", "smaller ones"  # which runs
-MEANING = (
-    '<p class="meaning">Holds: our numbers show it; does not hold: they show the opposite;'
-    " undecided: they show neither; not testable here: the run cannot test the claim, for the"
-    " reason beside it. Over all claims of an experiment the chance of a wrong “holds” is at most"
-    f' {100 * LEVEL:.0f}\u00a0%, of a wrong “does not hold” too.</p><p class="meaning">Our numbers'
-    " are value ± standard error, most often of a difference, over n runs or draws; effect: the"
-    " difference over its standard deviation.</p>"
-)
-SCALED = (
-    '<p class="meaning">Scales: smoke takes seconds and shows that the code runs; cpu takes minutes'
-    " on two cores, with less data and smaller networks; paper has the sizes of the paper, or as"
-    " near as was affordable.</p>"
-)
-ONCE = (
-    '<p class="meaning">An experiment run at several scales counts once in the totals, at its'
-    " largest.</p>"
-)
+HALF = 100.0  # units of a forest plot from its middle to its edge
+NUMBER = re.compile(r"([−-]?\d[\d,]*)((?:\.\d+)?(?:e[+−-]?\d+)?)((?: ± | )[^ ]+)?")
 
 
-def overview(places: Sequence[Named]) -> str:
-    """Experiments and claims with their verdicts; where there are none, all numbers."""
-    if any(section.verdicts for section, _ in places):
-        body = (
-            _totals(places)
-            + "".join(_paper(*group) for group in by_paper(places))
-            + _claims(places)
-        )
-    else:
-        body = _numbers(places)
-    return (
-        '<section id="overview" aria-labelledby="overview-h"><h2'
-        f' id="overview-h">Overview</h2>{body}</section>'
-    )
+@dataclass(frozen=True)
+class Place:
+    """A section with the name of its place on the page, whether it is open, and whether another
+    has its title.
+    """
 
-
-def navigation(places: Sequence[Named]) -> str:
-    """Links to all parts: of experiments the short names, paper by paper."""
-    groups = by_paper(places)
-    parts = ['<li><a href="#overview">Overview</a></li>']
-    for paper, found in groups:
-        links = "".join(
-            f'<li><a href="#{name}" title="{escape(section.title)}">'
-            f"{escape((section.paper and section.name) or section.title)}</a></li>"
-            for section, name in found
-        )
-        many = len(groups) > 1 or paper != OTHERS
-        parts.append(
-            f'<li><span class="group">{escape(paper)}</span><ul>{links}</ul></li>'
-            if many
-            else links
-        )
-    return f'<nav aria-label="Contents"><ul>{"".join(parts)}</ul></nav>'
-
-
-def by_paper(places: Sequence[Named]) -> list[tuple[str, list[Named]]]:
-    """Parts of the page by paper; those of none come last."""
-    groups: dict[str, list[Named]] = {}
-    for section, name in places:
-        groups.setdefault(section.paper, []).append((section, name))
-    return [
-        (paper or OTHERS, groups[paper]) for paper in sorted(groups, key=lambda paper: paper == "")
-    ]
-
-
-def _link(place: Named) -> str:
-    section, name = place
-    return f'<a href="#{name}">{escape(section.title)}</a>'
-
-
-def largest(places: Sequence[Named]) -> list[Named]:
-    """The largest-scale run with verdicts of each experiment, and all that is no experiment."""
-    best: dict[str, Named] = {}
-    for place in places:
-        section, name = place
-        key = section.experiment or f"#{name}"
-        if section.verdicts and (key not in best or section.size > best[key][0].size):
-            best[key] = place
-    return list(best.values())
-
-
-def _totals(places: Sequence[Named]) -> str:
-    """How many claims hold and do not, the papers' and ours apart, with links to them."""
-    counted_ones = largest(places)
-    verdicts = [verdict for section, _ in counted_ones for verdict in section.verdicts]
-    papers, own = ([one.verdict for one in verdicts if one.own is ours] for ours in (False, True))
-    judged = [section for section, _ in places if section.verdicts]
-    head = '<p class="meaning">Claims of the papers:</p>' if own and papers else ""
-    lines = head + _buttons(papers, PAPERS if own else "") if papers else ""
-    if own:
-        lines += f'<p class="meaning">Our own, which no paper makes {OURS}:</p>' + _buttons(
-            own, OWN, "small"
-        )
-    return (
-        lines
-        + MEANING
-        + (SCALED if any(section.experiment for section in judged) else "")
-        + (ONCE if len(judged) > len(counted_ones) else "")
-    )
-
-
-def _buttons(verdicts: Sequence[str], whose: str, kind: str = "") -> str:
-    items = "".join(
-        f'<li><button type="button" class="count" data-only="{verdict}" data-whose="{whose}">'
-        f"<strong>{verdicts.count(verdict)}</strong> {badge(verdict)}</button></li>"
-        for verdict in MARKS
-    )
-    return f'<ul class="counts {kind}">{items}</ul>'
-
-
-def _paper(paper: str, places: Sequence[Named]) -> str:
-    """A line for each experiment of a paper."""
-    verdicts = [verdict for section, _ in largest(places) for verdict in section.verdicts]
-    lines = [
-        (
-            _link((section, name)),
-            escape(section.part),
-            escape(section.setting),
-            tally(section.verdicts),
-        )
-        for section, name in places
-    ]
-    table = grid(
-        f"Experiments: {paper}",
-        ("experiment", "in the paper", "run", "claims"),
-        lines,
-        "blocks experiments",
-    )
-    return f"<h3>{escape(paper)} {tally(verdicts)}</h3>{table}"
-
-
-def _claims(places: Sequence[Named]) -> str:
-    """All claims in one table that can be sorted and filtered."""
-    judged = [(verdict, place) for place in places for verdict in place[0].verdicts]
-    lines = [_line(verdict, place) for verdict, place in judged]
-    counting = {name for _, name in largest(places)}
-    told = [
-        {
-            "paper": section.paper,
-            "verdict": verdict.verdict,
-            "whose": OWN if verdict.own else PAPERS,
-            "run": LARGEST if name in counting else SMALLER,
-        }
-        for verdict, (section, name) in judged
-    ]
-    marks = [
-        "".join(f' data-{name}="{escape(value)}"' for name, value in one.items()) for one in told
-    ]
-    papers = list(dict.fromkeys(one["paper"] for one in told if one["paper"]))
-    return (
-        f'<details class="part" id="claims"{" open" if len(judged) <= FEW else ""}>'
-        f"<summary><h3>All claims</h3> {counted(len(judged), 'claim')}, to filter and"
-        " sort</summary>"
-        '<div class="controls" id="filters">'
-        + _choice("paper", "Paper", papers)
-        + _choice("verdict", "Verdict", _met(told, "verdict", MARKS))
-        + _choice("whose", "Whose", _met(told, "whose", (PAPERS, OWN)))
-        + _choice("run", "Runs", _met(told, "run", (LARGEST, SMALLER)))
-        + '<label>Words <input type="search" data-filter="words" autocomplete="off"></label>'
-        + f'<p role="status" id="shown">{counted(len(judged), "claim")}</p></div>'
-        + grid(
-            "Claims and verdicts",
-            ("claim", "experiment", "published", "here", "verdict"),
-            lines,
-            "blocks claims",
-            sortable=True,
-            marks=marks,
-        )
-        + "</details>"
-    )
-
-
-def _line(verdict: Verdict, place: Named) -> tuple[str, ...]:
-    section, name = place
-    link = f'<a href="#{name}">{escape(section.name or section.title)}</a>'
-    return (
-        claim_of(verdict),
-        link,
-        escape(verdict.published),
-        unbroken(verdict.evidence),
-        badge(verdict.verdict),
-    )
-
-
-def _met(told: Sequence[Mapping[str, str]], name: str, options: Iterable[str]) -> list[str]:
-    """Those of the options that there are."""
-    known = {one[name] for one in told}
-    return [option for option in options if option in known]
-
-
-def _choice(name: str, label: str, options: Sequence[str]) -> str:
-    """A filter; none where there is nothing to choose between."""
-    if len(options) < 2 and name in ("whose", "run"):
-        return ""
-    items = "".join(
-        f'<option value="{escape(option)}">{escape(option)}</option>' for option in options
-    )
-    return (
-        f'<label>{label} <select data-filter="{name}"><option'
-        f' value="">all</option>{items}</select></label>'
-    )
-
-
-def _numbers(places: Sequence[Named]) -> str:
-    """A line for each number, or for a part without any; empty columns are left out."""
-    header = ("of", "quantity", "value", "interval", "remedy")
-    lines = []
-    for place in places:
-        section = place[0]
-        drawn = counted(len(section.charts), "figure") if section.charts else ""
-        none = [Card(section.setting, drawn, remedy=" ".join(section.notes))]
-        lines += [
-            (
-                _link(place),
-                escape(card.label),
-                unbroken(card.value),
-                escape(card.detail),
-                escape(card.remedy),
-            )
-            for card in section.cards or none
-        ]
-    kept = [place for place in range(len(header)) if any(line[place] for line in lines)]
-    told = [tuple(line[place] for place in kept) for line in lines]
-    return grid("Numbers", [header[place] for place in kept], told, "blocks", sortable=True)
-
-
-ASSETS = Path(__file__).parent / "assets"
-UNFOLD = (
-    '<div class="controls"><button type="button" id="unfold">Open all sections</button>'
-    "<p>Open sections to print them: on paper a closed one is its title alone.</p></div>"
-)
-PRINTED = (
-    '<p class="note printed">Closed sections are here as their titles alone: open sections to print'
-    " them.</p>"
-)
-OPENED = 4  # sections: where there are more, a reader opens those of interest
+    section: Section
+    name: str
+    open: bool = True
+    twin: bool = False
 
 
 def document(sections: Sequence[Section], title: str, library: str) -> str:
     """The whole page; ``library`` is the source of plotly.js."""
     sections = [_with_lists(section) for section in sections]
+    sections = _with_shared_axes(sections)
     titles = Counter(section.title for section in sections)
     names = _identifiers([section.name or section.title for section in sections])
-    places = list(zip(sections, names, strict=True))
-    body = "\n".join(
-        _section(section, name, len(places) <= OPENED, titles[section.title] > 1)
-        for section, name in places
-    )
-    assets = ("page.css", "charts.js", "page.js")
+    places = [
+        Place(section, name, len(sections) <= OPENED, titles[section.title] > 1)
+        for section, name in zip(sections, names, strict=True)
+    ]
+    verdicts = judged(places)
+    assets = ("page.css", "charts.js", "inflate.js", "page.js")
     css, *scripts = ((ASSETS / name).read_text(encoding="utf-8") for name in assets)
     payloads = {
-        name: {
-            "charts": [figure_of(chart) for chart in section.charts],
-            "rows": columns_of(section.rows),
-        }
-        for section, name in places
+        f"data-{place.name}": _json(
+            {
+                "charts": [figure_of(chart) for chart in place.section.charts],
+                "rows": columns_of(place.section.rows),
+            }
+        )
+        for place in places
     }
-    packed = "\n".join(_payload(f"data-{name}", _json(found)) for name, found in payloads.items())
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>{css}</style>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the content</a>
-<header class="bar">
-<p class="brand"><a href="#overview">{escape(title)}</a></p>
-<button type="button" id="theme" aria-pressed="false">Dark theme</button>
-</header>
-<div class="frame">
-{navigation(places)}
-<main id="main" tabindex="-1">
-<h1>{escape(title)}</h1>
-<noscript>
-<p class="note">Charts, filters and downloads need JavaScript; texts and tables do not.</p>
-</noscript>
-{PRINTED}
-{overview(places)}
-{UNFOLD if len(places) > 1 else ""}
-{body}
-</main>
-</div>
-<footer><p>Made by lambdahat. Everything on this page is in this file.</p></footer>
-{packed}
-{_payload("plotly", library)}
-<script>{"".join(scripts)}</script>
-</body>
-</html>
-"""
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=title,
+            css=css,
+            script="".join(scripts),
+            payloads={name: _pack(text) for name, text in (payloads | {"plotly": library}).items()},
+            places=places,
+            groups=by_paper(places),
+            alone=len(places) == 1,
+            papers=[one.verdict for one in verdicts if not one.own],
+            own=[one.verdict for one in verdicts if one.own],
+            lines=_claim_lines(places),
+            scaled=any(place.section.experiment for place in places),
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    """The templates with the functions that they call; they escape whatever is put in."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("lambdahat.report"), autoescape=True, undefined=StrictUndefined
+    )
+    found.globals |= {"marks": MARKS, "few": FEW, "others": OTHERS, "level": f"{100 * LEVEL:.0f}"}
+    found.globals |= {"of_papers": PAPERS, "our_own": OWN}
+    found.filters |= {
+        "aligned": aligned,
+        "claim_groups": _claim_groups,
+        "below": _below,
+        "counted": counted,
+        "cut": cut,
+        "describe": describe_chart,
+        "forest": forest,
+        "met": _met,
+        "minus": minus,
+        "parts": _parts,
+        "remedies": _remedies,
+        "sentence": sentence,
+        "slug": slug,
+        "statuses": _statuses,
+        "unbroken": lambda text: text.replace(" ± ", "\u00a0±\u00a0"),
+        "verdicts": judged,
+    }
+    return found
+
+
+def by_paper(places: Sequence[Place]) -> list[tuple[str, list[Place]]]:
+    """Parts of the page by paper; those of none come last."""
+    groups: dict[str, list[Place]] = {}
+    for place in places:
+        groups.setdefault(place.section.paper, []).append(place)
+    return [(paper or OTHERS, groups[paper]) for paper in sorted(groups, key=lambda one: not one)]
+
+
+def largest(places: Sequence[Place]) -> list[Place]:
+    """The runs that count: of each experiment the one of largest scale, but no smoke run."""
+    best: dict[str, Place] = {}
+    for place in places:
+        section = place.section
+        key = section.experiment or f"#{place.name}"
+        larger = key not in best or section.size > best[key].section.size
+        if section.verdicts and not section.smoke and larger:
+            best[key] = place
+    return list(best.values())
+
+
+def judged(places: Sequence[Place]) -> list[Verdict]:
+    """The verdicts that count."""
+    return [verdict for place in largest(places) for verdict in place.section.verdicts]
+
+
+def _claim_lines(places: Sequence[Place]) -> list[dict[str, Any]]:
+    """A line of the table of all claims for each, with what it can be filtered by."""
+    counting = {place.name for place in largest(places)}
+    return [
+        {
+            "paper": place.section.paper,
+            "verdict": verdict.verdict,
+            "whose": OWN if verdict.own else PAPERS,
+            "run": LARGEST if place.name in counting else SMALLER,
+            "found": verdict,
+            "place": place,
+        }
+        for place in places
+        if not place.section.smoke
+        for verdict in place.section.verdicts
+    ]
+
+
+def _met(lines: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    """The values of a filter that there are; verdicts in their own order."""
+    found = dict.fromkeys(line[name] for line in lines if line[name])
+    order = [*MARKS, PAPERS, OWN, LARGEST, SMALLER]
+    return sorted(found, key=lambda value: order.index(value) if value in order else -1)
+
+
+def forest(verdict: Verdict) -> list[dict[str, Any]]:
+    """What a forest plot shows of a claim, a line for each number, in units of 0 to 2·HALF.
+
+    The middle is the bound, or the middle of the claimed range; the scale reaches to the end of the
+    interval that is farther from it.
+    """
+    lines = []
+    for value, low, high, least, most in verdict.marks if verdict.verdict in MARKS else ():
+        bounds = [bound for bound in (least, most) if math.isfinite(bound)]
+        if not bounds or not math.isfinite(value):
+            continue
+        middle = math.fsum(bounds) / len(bounds)
+        known = math.isfinite(low) and math.isfinite(high)
+        ends = [value, *bounds, *((low, high) if known else ())]
+        reach = 1.1 * max(abs(end - middle) for end in ends) or 1.0
+
+        def at(place: float, middle: float = middle, reach: float = reach) -> float:
+            return round(min(max(HALF + HALF * (place - middle) / reach, 0.0), 2 * HALF), 1)
+
+        sides = {"above": least, "below": most}
+        claimed = " and ".join(
+            f"{side} {bound:.4g}" for side, bound in sides.items() if math.isfinite(bound)
+        )
+        interval = f", 95 % interval {low:.4g} to {high:.4g}" if known and low < high else ""
+        lines.append(
+            {
+                "x": at(value),
+                "low": at(low) if known and low < high else None,
+                "high": at(high) if known else None,
+                "left": at(least),
+                "width": round(at(most) - at(least), 1),
+                "edges": [at(bound) for bound in bounds],
+                "words": minus(f"{value:.4g}{interval}; claimed: {claimed}"),
+            }
+        )
+    return lines
+
+
+def aligned(rows: Iterable[Sequence[Any]]) -> tuple[list[list[str]], list[bool]]:
+    """The cells of a table, and which columns hold numbers: spaces of a digit's width behind those
+    of fewer decimals put the decimal points below each other.
+
+    >>> aligned([("a", "1.25"), ("b", "10")])[1]
+    [False, True]
+    """
+    lines = [[minus(str(cell)).replace(" ± ", "\u00a0±\u00a0") for cell in row] for row in rows]
+    columns = [list(column) for column in zip(*lines, strict=True)]
+    numeric = []
+    for column in columns:
+        plain = [cell.replace("\u00a0", " ") for cell in column]
+        found = [NUMBER.fullmatch(cell) for cell in plain]
+        empty = [cell in ("", "–", "nan", "inf", "−inf", "not known") for cell in plain]
+        numeric.append(any(found) and all(map(any, zip(found, empty, strict=True))))
+        if numeric[-1]:
+            tails = [[part or "" for part in each.groups()[1:]] if each else [] for each in found]
+            widths = [max(map(len, parts)) for parts in zip(*filter(None, tails), strict=True)]
+            for place, each in enumerate(found):
+                if each:
+                    parts = zip(tails[place], widths, strict=True)
+                    padded = (part + _blank(part, width) for part, width in parts)
+                    text = each.group(1) + "".join(padded)
+                    column[place] = text.replace(" ± ", "\u00a0±\u00a0")
+    return [list(row) for row in zip(*columns, strict=True)], numeric
+
+
+def _blank(part: str, width: int) -> str:
+    """Spaces as wide as the digits, and the point, that a part lacks."""
+    lacking = width - len(part)
+    return ("\u2008" * (not part) + "\u2007" * width)[:lacking] if lacking else ""
+
+
+def cut(text: str, room: int) -> tuple[str, str]:
+    """A text in two: what a cell shows at once, and the rest of one with more letters than
+    ``room``, some four lines on a phone.
+    """
+    if len(text) <= room:
+        return text, ""
+    first = text[: room - 20].rsplit(" ", 1)[0]
+    return first, text[len(first) :].lstrip()
+
+
+def _below(chart: Chart) -> str:
+    """The text below a chart: what is missing, its caption, and what to compare it with."""
+    beside = "" if chart.source.startswith("not ") or not chart.source else "Compare with "
+    source = chart.source and sentence(f"{beside}{chart.source}.")
+    return " ".join(filter(None, (chart.warning and f"{chart.warning}.", chart.below, source)))
+
+
+def _parts(section: Section) -> dict[str, int]:
+    """The parts of a section that can be jumped to, with how much there is of each."""
+    sizes = {
+        "Claims": len(section.verdicts),
+        "Figures": max(len(section.charts) - 1, 0),
+        "Tables": len(section.tables),
+        "Assumptions": len(section.assumptions),
+    }
+    found = {text: size for text, size in sizes.items() if size}
+    return found | ({"Run it again": 0} if section.command else {})
+
+
+def _remedies(section: Section) -> list[str]:
+    """What to do about the numbers of a plain result that did not converge."""
+    if section.experiment or section.verdicts:
+        return []
+    return list(dict.fromkeys([*section.notes, *(c.remedy for c in section.cards if c.remedy)]))
+
+
+def _claim_groups(section: Section) -> list[tuple[str, list[Verdict]]]:
+    """The claims of a section: first those that were tested, the paper's and ours apart."""
+    groups: dict[str, list[Verdict]] = {}
+    for verdict in sorted(section.verdicts, key=lambda one: (one.verdict == UNTESTED, one.own)):
+        whose = "Our own claims, which no paper makes" if verdict.own else "Claims of the paper"
+        untested = ", not testable by this run" if verdict.verdict == UNTESTED else ""
+        groups.setdefault(f"{whose}{untested}", []).append(verdict)
+    return list(groups.items())
+
+
+def _statuses(section: Section) -> list[str]:
+    """What the statuses mean that the claims name."""
+    told = " ".join(part for one in section.verdicts for part in (one.claim, one.evidence))
+    return [
+        f"{status.name}: {status.value}"
+        for status in Status
+        if re.search(rf"\b{status.name}\b", told)
+    ]
 
 
 def _with_lists(section: Section) -> Section:
@@ -420,6 +316,20 @@ def _with_lists(section: Section) -> Section:
     ]
     charts = tuple(chart for chart in section.charts if not chart.rows)
     return dataclasses.replace(section, charts=charts, tables=(*lists, *section.tables))
+
+
+def _with_shared_axes(sections: Sequence[Section]) -> list[Section]:
+    """Spectra of one experiment on shared axes; so are those of all plain results."""
+    groups: dict[str, list[int]] = {}
+    for place, section in enumerate(sections):
+        groups.setdefault(section.experiment and section.name, []).append(place)
+    shared = list(sections)
+    for places in groups.values():
+        charts = iter(share_axes([chart for place in places for chart in sections[place].charts]))
+        for place in places:
+            own = tuple(next(charts) for _ in sections[place].charts)
+            shared[place] = dataclasses.replace(sections[place], charts=own)
+    return shared
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -451,10 +361,9 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _payload(name: str, text: str) -> str:
+def _pack(text: str) -> str:
     """Compressed text that the page's script unpacks when it needs it."""
-    packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
-    return f'<script type="text/plain" id="{name}">{packed}</script>'
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def _identifiers(titles: Sequence[str]) -> list[str]:
@@ -475,159 +384,6 @@ def _identifiers(titles: Sequence[str]) -> list[str]:
 def slug(text: str) -> str:
     """A text as part of an address or a file's name."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "section"
-
-
-def _section(section: Section, name: str, shown: bool, twin: bool) -> str:
-    """A collapsible section; where titles repeat, the setting stands beside the title."""
-    beside = (
-        f'<span class="setting">{escape(section.setting)}</span> '
-        if twin and section.setting
-        else ""
-    )
-    parts = [
-        (
-            f'<section id="{name}" aria-labelledby="{name}-h"><details'
-            f' class="part"{" open" if shown else ""}>'
-        ),
-        (
-            f'<summary><h2 id="{name}-h">{escape(section.title)}</h2>'
-            f" {beside}{tally(section.verdicts)}</summary>"
-        ),
-    ]
-    if under := " · ".join(filter(None, (section.paper, section.part, section.setting))):
-        parts.append(f'<p class="paper">{escape(under)}</p>')
-    if section.ran:
-        parts.append(f'<p class="ran">{escape(section.ran)}</p>')
-    parts.append(_jumps(section, name))
-    parts += [f"<p>{escape(text)}</p>" for text in section.about.split("\n\n") if text.strip()]
-    parts += [f'<p class="note">{escape(note)}</p>' for note in section.notes]
-    if section.cards:
-        parts.append('<ul class="cards">' + "".join(map(_card, section.cards)) + "</ul>")
-    if section.verdicts:
-        lines = [
-            (
-                claim_of(one),
-                *map(escape, (one.source, one.published)),
-                unbroken(one.evidence),
-                badge(one.verdict),
-            )
-            for one in section.verdicts
-        ]
-        parts.append(_heading(name, "Claims"))
-        parts.append(
-            grid(
-                "Claims",
-                ("claim", "source", "published", "here", "verdict"),
-                lines,
-                "blocks claims",
-            )
-        )
-        parts.append(_statuses(section))
-    if section.charts:
-        figures = "".join(
-            _figure(chart, name, number) for number, chart in enumerate(section.charts)
-        )
-        parts.append(f'{_heading(name, "Figures")}<div class="figures">{figures}</div>')
-    if section.tables:
-        parts.append(_heading(name, "Tables") + "".join(map(_table_of, section.tables)))
-    if section.assumptions:
-        items = "".join(f"<li>{escape(text)}</li>" for text in section.assumptions)
-        parts.append(f'{_heading(name, "Assumptions")}<ul class="assumptions">{items}</ul>')
-    parts.append(_provenance(section, name))
-    return "".join(parts) + "</details></section>"
-
-
-def _heading(section: str, text: str) -> str:
-    return f'<h3 id="{section}--{slug(text)}">{text}</h3>'
-
-
-def _statuses(section: Section) -> str:
-    """What the statuses mean that the claims name."""
-    told = " ".join(part for one in section.verdicts for part in (one.claim, one.evidence))
-    texts = (
-        f"{status.name}: {status.value}"
-        for status in Status
-        if re.search(rf"\b{status.name}\b", told)
-    )
-    return "".join(f'<p class="meaning">{escape(text)}</p>' for text in texts)
-
-
-def _jumps(section: Section, name: str) -> str:
-    """Links to the parts of a long section, with how much there is of each."""
-    sizes = {
-        "Claims": len(section.verdicts),
-        "Figures": len(section.charts),
-        "Tables": len(section.tables),
-        "Assumptions": len(section.assumptions),
-        "Run it again": 1 if section.command else 0,
-    }
-    found = {text: size for text, size in sizes.items() if size}
-    if len(found) < 3:
-        return ""
-    counts = {text: "" if text == "Run it again" else f" ({size})" for text, size in found.items()}
-    links = (f'<a href="#{name}--{slug(text)}">{text}{counts[text]}</a>' for text in found)
-    return f'<p class="jumps">{" ".join(links)}</p>'
-
-
-def _card(card: Card) -> str:
-    parts = {
-        "label": card.label,
-        "value": minus(card.value),
-        "detail": minus(card.detail),
-        "remedy": card.remedy,
-    }
-    spans = (f'<span class="{kind}">{escape(text)}</span>' for kind, text in parts.items() if text)
-    return f"<li>{''.join(spans)}</li>"
-
-
-def _figure(chart: Chart, section: str, number: int) -> str:
-    """A place that the script draws in, with a description and a table to open."""
-    place = f"{section}-chart-{number}"
-    beside = "" if chart.source.startswith("not ") or not chart.source else "Compare with "
-    source = chart.source and sentence(f"{beside}{chart.source}.")
-    below = " ".join(filter(None, (chart.warning and f"{chart.warning}.", chart.caption, source)))
-    caption = f"<p>{escape(below)}</p>" if below else ""
-    return (
-        f'<figure aria-labelledby="{place}-h"><figcaption><h4'
-        f' id="{place}-h">{escape(chart.title)}</h4></figcaption><div'
-        f' class="chart{" tall" if chart.heat else ""}" id="{place}" role="img"'
-        f' data-section="{section}" data-number="{number}"'
-        f' aria-label="{escape(describe_chart(chart))}"></div>{caption}<details class="data"'
-        f' data-chart="{place}"><summary>Data<span class="hidden"> of'
-        f" {escape(chart.title)}</span></summary></details></figure>"
-    )
-
-
-def _table_of(table: Table) -> str:
-    lines = [tuple(unbroken(str(cell)) for cell in row) for row in table.rows]
-    return f"<h4>{escape(table.title)}</h4>" + grid(table.title, table.header, lines)
-
-
-def _provenance(section: Section, name: str) -> str:
-    """How to run it again, with what it was run, and its rows as files."""
-    parts = []
-    if section.command:
-        parts.append(
-            f'{_heading(name, "Run it again")}<div class="command">'
-            f'<pre tabindex="0"><code>{escape(section.command)}</code></pre>'
-            '<button type="button" class="copy">Copy</button></div>'
-        )
-    if section.rows:
-        file = slug(section.name or section.title)
-        buttons = "".join(
-            f'<button type="button" class="download" data-section="{name}" data-kind="{kind}"'
-            f' data-file="{file}">{kind.upper()}<span class="hidden"> of the rows of'
-            f" {escape(section.title)}</span></button>"
-            for kind in ("csv", "json")
-        )
-        parts.append(f'<p class="downloads">{counted(len(section.rows), "row")}: {buttons}</p>')
-    if section.facts:
-        lines = [(escape(key), escape(value)) for key, value in section.facts.items()]
-        table = grid("Configuration", ("what", "value"), lines)
-        parts.append(
-            f'<details class="facts"><summary>Configuration and versions</summary>{table}</details>'
-        )
-    return "".join(parts)
 
 
 Find = Callable[[str], Experiment]

@@ -24,6 +24,7 @@ COLOURS = 8  # of the page's themes: --s0 … --s7
 # tell them apart
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "triangle-up", "x")
+PUBLISHED = ("diamond", "diamond-wide", "diamond-tall", "star-diamond")
 HATCHES = ("", "/", "x", ".")
 MARKS = {
     "hollow": "circle",
@@ -92,6 +93,8 @@ def describe_chart(chart: Chart) -> str:
         for label, low, high in (*chart.bands, *chart.x_bands)
         if label
     ]
+    hollow = sum(len(series.hollow) for series in chart.series)
+    parts += [f"{hollow} did not converge"] if hollow else []
     parts += [chart.warning] if chart.warning else []
     return (
         " over ".join(filter(None, (chart.y_label, chart.x_label))) + ". " + "; ".join(parts) + "."
@@ -195,7 +198,10 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
             trace["textposition"] = "outside"
         else:
             trace["mode"] += "+text"
-    return [*_uncertainty(chart, series, trace, colour), trace]
+    below = _uncertainty(chart, series, trace, colour)
+    if series.style == "bars":
+        trace["offsetgroup"] = str(number)
+    return [*below, trace, *([_hollow(trace, series, colour)] if series.hollow else [])]
 
 
 def _uncertainty(chart: Chart, series: Series, trace: Trace, colour: str) -> list[Trace]:
@@ -228,9 +234,11 @@ def _mode(series: Series) -> str:
 
 
 def _mark(colour: str, turn: int, series: Series) -> dict[str, Any]:
-    """What is published is hollow; marks of a crowd are small."""
+    """What is published are diamonds, what did not converge is hollow; marks of a crowd are
+    small.
+    """
     if series.mark:
-        hollow = series.mark in ("hollow", "diamond")
+        hollow = series.mark == "hollow"
         size = 13 if series.mark in ("star", "tick") else 9
         edge = {"color": colour, "width": 1 if series.mark == "star" else 1.8}
         return {
@@ -240,17 +248,39 @@ def _mark(colour: str, turn: int, series: Series) -> dict[str, Any]:
             "line": edge,
         }
     published = series.published
-    symbol = f"{SYMBOLS[turn] if turn else 'diamond'}-open" if published else SYMBOLS[turn]
+    symbol = (PUBLISHED if published else SYMBOLS)[turn]
     size = 3 if len(series.x) >= CROWD else 9 if published else 8 if turn else 6
     return {"color": colour, "size": size, "symbol": symbol}
 
 
+def _hollow(trace: Trace, series: Series, colour: str) -> Trace:
+    """Empty marks or bars over those of the points that did not converge; hovering names the
+    status. The legend shows the series as it is.
+    """
+    places = series.hollow
+
+    def part(values: Any) -> Any:
+        return [values[place] for place in places] if isinstance(values, list) else values
+
+    found = {key: part(value) for key, value in trace.items() if key not in ("fill", "text")}
+    marker = {key: value for key, value in trace["marker"].items() if key != "pattern"}
+    found["marker"] = marker | {"color": "@paper", "line": {"color": colour, "width": 1.8}}
+    if trace["type"] == "scatter":
+        found["mode"] = "markers"
+        found["marker"]["size"] = max(marker["size"], 7)
+    for side in ("error_x", "error_y"):
+        if side in trace:
+            found[side] = {key: part(value) for key, value in trace[side].items()}
+    found["hovertext"] = [series.statuses[place] for place in places]
+    told = trace["hovertemplate"].replace("<extra>", " %{hovertext}<extra>")
+    return found | {"hovertemplate": told, "showlegend": False}
+
+
 def _bar(colour: str, turn: int, published: bool) -> dict[str, Any]:
-    mark: dict[str, Any] = {
-        "color": f"{colour}/{0.0 if published else 0.85}",
-        "line": {"color": colour, "width": 1.5},
-    }
-    if turn:
+    mark: dict[str, Any] = {"color": f"{colour}/0.85", "line": {"color": colour, "width": 1.5}}
+    if published:
+        mark["pattern"] = {"shape": "/", "fgcolor": colour, "bgcolor": "@paper", "size": 6}
+    elif turn:
         mark["pattern"] = {
             "shape": HATCHES[turn],
             "fillmode": "overlay",
@@ -570,7 +600,11 @@ def _flip(figure: dict[str, Any]) -> dict[str, Any]:
         if trace["type"] == "bar":
             trace["orientation"] = "h"
     layout = _swapped(figure["layout"])
-    layout["yaxis"]["autorange"] = "reversed"
+    names = layout["yaxis"].get("tickvals", ())
+    if len(names) > 1:
+        layout["yaxis"]["range"] = [len(names) - 0.4, -0.6]
+    else:
+        layout["yaxis"]["autorange"] = "reversed"
     for part in ("shapes", "annotations"):
         layout[part] = [_swapped(each) for each in layout.get(part, [])]
     for note in layout["annotations"]:

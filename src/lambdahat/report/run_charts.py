@@ -24,6 +24,7 @@ from lambdahat.results.charts import (
     Series,
     charts_of,
     counted,
+    headline_of,
     interval_series,
     is_wide,
     with_status,
@@ -89,19 +90,12 @@ def _(run: Run) -> list[Chart]:
         if series or label in faults:
             title = label.partition(",")[0]
             title = title[:1].upper() + title[1:]
-            bands = (
-                "Error bars: 95 % intervals."
-                if any(one.error is not None for one in series)
-                else ""
-            )
             if label == LOSS:
                 ended = "" if run.ended == "epochs" else f", {run.ended}"
                 title = with_status(f"{title}, {counted(len(run), 'epoch')}{ended}", run.status)
             about = str(run.about.get("progress", "epoch"))
             fault = faults.get(label, "")
-            charts.append(
-                Chart(title, about, label, tuple(series), y_log=wide, caption=bands, warning=fault)
-            )
+            charts.append(Chart(title, about, label, tuple(series), y_log=wide, warning=fault))
     charts += _spectra(run)
     return charts or [Chart(with_status("No epochs", run.status), "epoch", LOSS)]
 
@@ -119,7 +113,10 @@ def _curve(run: Run, name: str, text: str) -> Series | None:
     )
     if name.endswith("_threshold"):
         return Series("threshold", x, y, error, style="segments", colour="muted", dashed=True)
-    return Series(text, x, y, error, "line" if name in ("llc", "wbic") else "joined")
+    keys = [f"{key}_status" for key in (name, name.partition("_")[0])]  # of top_1 that of top
+    statuses = [str(row.get(keys[0], row.get(keys[1], ""))) for row in rows]
+    style = "line" if name in ("llc", "wbic") else "joined"
+    return Series(text, x, y, error, style, band=INTERVAL, statuses=statuses)
 
 
 def _stability(run: Run, columns: Mapping[str, str], most: float) -> list[Series]:
@@ -155,6 +152,17 @@ def _spectra(run: Run) -> list[Chart]:
     caption = "Ritz values of the Hessian with their weights; cells without any are empty."
     title = "Spectrum over time"
     return [Chart(title, about, "eigenvalue", heat=heat, caption=caption, page_only=True)]
+
+
+@headline_of.register
+def _(run: Run, name: str) -> str:
+    losses = [row["loss"] for row in run.history if _finite(row.get("loss"))]
+    if not losses:
+        return "No epoch was finished"
+    fell = f"Training loss {losses[0]:.4g} → {losses[-1]:.4g} in {counted(len(run), 'epoch')}"
+    best = {key: run.best[key] for key in ACCURACIES if _finite(run.best.get(key))}
+    told = [f"{ACCURACIES[key]} accuracy {value:.4g}" for key, value in best.items()]
+    return "; ".join([fell, *told])
 
 
 def _best(run: Run) -> list[Series]:
@@ -264,7 +272,7 @@ def _(advice: Advice) -> list[Chart]:
         told.append(interval_series("by training", trained, colour="green"))
     bound = "Largest stable learning rate" if rates else "Least stable damping"
     label = "learning rate" if rates else "damping"
-    log: dict[str, Any] = {"x_log": True, "y_log": True, "caption": INTERVAL}
+    log: dict[str, Any] = {"x_log": True, "y_log": True}
     return [
         Chart(
             f"{bound}, {advice.rule}",

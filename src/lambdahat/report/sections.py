@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,17 +18,20 @@ from lambdahat._core.check import describe, require
 from lambdahat._core.storage import is_result_file
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import Row
-from lambdahat.experiments.kit.claims import Table, Verdict
+from lambdahat.experiments.kit.claims import OPEN, UNTESTED, Table, Verdict
 from lambdahat.experiments.kit.experiment import SCALES, Experiment, findings
 from lambdahat.experiments.kit.store import Store
 from lambdahat.randommatrix import Advice
 from lambdahat.report import figures  # noqa: F401  (registers the charts)
+from lambdahat.report.style import sentence
 from lambdahat.results import Chains, Estimate, LearningCoefficient, Result
 from lambdahat.results.charts import (
     Chart,
     charts_of,
     counted,
+    headline_of,
     is_number,
+    label_text,
     leaves,
     settings_text,
     value_text,
@@ -177,6 +181,9 @@ class Section:
     # its short name: of several runs of one experiment the largest counts in the totals
     experiment: str = ""
     size: int = 0  # the place of its scale among all
+    headline: str = ""  # the answer in one sentence, with the number
+    lead: Verdict | None = None  # on the claim that the headline is about
+    smoke: bool = False  # a run that shows that the code runs, and decides nothing
 
 
 def section_of_store(store: Store, experiment: Experiment | None) -> Section:
@@ -187,11 +194,6 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
         if failed
         else []
     )
-    if store.scale == "smoke":
-        notes.append(
-            "Smoke scale: sizes are tiny and show that the code runs; verdicts say nothing about"
-            " the paper."
-        )
     found = None if experiment is None else findings(experiment, store)
     done, total = (len(store.finished()),) * 2 if found is None else (found.done, found.total)
     facts = {
@@ -223,6 +225,8 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
             name=name,
             setting=f"{store.scale} scale",
         )
+    smoke = store.scale == SCALES[0]
+    lead = None if smoke else headline_claim(found.verdicts)
     config = experiment.scales.get(store.scale)
     facts |= in_full(config)
     return Section(
@@ -238,12 +242,47 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
         setting=f"{store.scale} scale",
         part=experiment.part,
         verdicts=found.verdicts,
-        charts=found.charts,
+        charts=_key_first(found.charts, lead),
         tables=found.tables,
         ran=in_short(config),
         experiment=store.experiment,
         size=SCALES.index(store.scale) if store.scale in SCALES else 0,
+        headline=_answer(found.verdicts, lead, smoke),
+        lead=lead,
+        smoke=smoke,
     )
+
+
+def headline_claim(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """The verdict that answers the question of an experiment: on the claim that is marked so, else
+    on the paper's first that is decided, then on our first, then on the first undecided one.
+    """
+    tested = [one for one in verdicts if one.verdict != UNTESTED]
+    return min(
+        tested, key=lambda one: (not one.headline, one.verdict == OPEN, one.own), default=None
+    )
+
+
+def _key_first(charts: Sequence[Chart], lead: Verdict | None) -> tuple[Chart, ...]:
+    """The charts, first the one whose labels have most words of the claim that the headline tells;
+    of several the first.
+    """
+    told = set(re.findall(r"\w+", lead.claim)) if lead is not None else set[str]()
+    shared = [
+        len(told.intersection(re.findall(r"\w+", f"{chart.title} {chart.y_label}")))
+        for chart in charts
+    ]
+    key = shared.index(max(shared)) if shared else 0
+    return (*charts[key : key + 1], *charts[:key], *charts[key + 1 :])
+
+
+def _answer(verdicts: Sequence[Verdict], lead: Verdict | None, smoke: bool) -> str:
+    """The first sentence of a section: the claim that matters most, and our numbers."""
+    if smoke:
+        return "A smoke run: it shows that the code runs, and says nothing about the claims"
+    if lead is None:
+        return "None of the claims can be tested by this run" if verdicts else ""
+    return f"{sentence(lead.claim)}: {lead.answer or lead.evidence}"
 
 
 def _purpose(experiment: Experiment) -> str:
@@ -283,7 +322,7 @@ def section_of_result(name: str, result: Any) -> Section:
         tuple(dict(row) for row in result.history) if isinstance(result, Run) else ()
     )
     if isinstance(result, Measurement) and (rows := result.table()):
-        tables.insert(0, records_table("Numbers", list(rows)))
+        tables.insert(0, records_table("Numbers", [_in_words(row) for row in rows]))
     charts = [
         chart for chart in charts if chart.rows or chart.series or chart.heat or chart.warning
     ]
@@ -294,7 +333,8 @@ def section_of_result(name: str, result: Any) -> Section:
     notes = (f"{status.name}: {status.value}",) if status is not None and not status.ok else ()
     return Section(
         name,
-        setting=type(result).__name__,
+        setting=re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(result).__name__).lower(),
+        headline=headline_of(result, name),
         cards=cards,
         charts=tuple(charts),
         tables=tuple(tables),
@@ -303,6 +343,13 @@ def section_of_result(name: str, result: Any) -> Section:
         rows=rows,
         name=name,
     )
+
+
+def _in_words(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a measurement's table, the value with its error in one cell."""
+    value = value_text(Estimate(row["value"], row["stderr"]))
+    told = {"quantity": label_text(row["quantity"]), "value ± standard error": value}
+    return told | {key: part for key, part in row.items() if key not in ("value", "stderr", *told)}
 
 
 def _parts(name: str, result: Any) -> list[tuple[str, Any]]:
@@ -331,7 +378,7 @@ def _cards(name: str, result: Any) -> Iterator[Card]:
     detail = f"95 %: {float(low):.5g} to {float(high):.5g}" if known else ""
     detail = "; ".join(part for part in (detail, settings_text(result)) if part)
     remedy = "" if result.status.ok else f"{result.status.name}: {result.status.value}"
-    yield Card(name, value_text(result), detail, remedy)
+    yield Card(label_text(name), value_text(result), detail, remedy)
     wbic = getattr(result, "wbic", None)
     if wbic is not None:
         yield from _cards(f"{name}.wbic", wbic)

@@ -31,6 +31,7 @@ from lambdahat.results.charts import (
     charts_of,
     counted,
     half_width,
+    headline_of,
     histogram,
     numbers,
     numpy_of,
@@ -79,16 +80,9 @@ def interval_chart(title: str, estimate: Estimate) -> Chart:
     """One number with its 95 % interval."""
     half = half_width(estimate)
     known = 0 < half < math.inf
-    point = Series("value", [0], [float(estimate)], [half] if known else None, "points")
-    return Chart(
-        title,
-        "",
-        "value",
-        (point,),
-        x_names=("",),
-        horizontal=True,
-        caption=INTERVAL if known else "",
-    )
+    look: Any = {"band": INTERVAL, "statuses": [estimate.status.name]}
+    point = Series("value", [0], [float(estimate)], [half] if known else None, "points", **look)
+    return Chart(title, "", "value", (point,), x_names=("",), horizontal=True)
 
 
 @charts_of.register
@@ -97,14 +91,16 @@ def _(spectrum: Spectrum) -> list[Chart]:
     probes, depth = spectrum.nodes.shape
     nodes, weights = pool_probes(spectrum)
     kept = weights > weights.max() * 10.0**-DECADES
-    series = Series("Ritz values", numbers(nodes[kept]), numbers(weights[kept]), style="stems")
+    look: Any = {"style": "stems", "statuses": [spectrum.status.name] * int(kept.sum())}
+    series = Series("Ritz values", numbers(nodes[kept]), numbers(weights[kept]), **look)
     title = with_status("Ritz values", spectrum.status)
     caption = f"P = {spectrum.dim:,}, {counted(probes, 'probe')}, depth {depth}."
     ends, one = (float(weights[kept].min()) / 3, 2.0), (("one eigenvalue, 1/P", 1 / spectrum.dim),)
     stems = Chart(
         title, EIGENVALUE, SHARE, (series,), y_log=True, y_range=ends, lines=one, caption=caption
     )
-    return [stems, dataclasses.replace(density_chart(spectrum.density()), page_only=True)]
+    over = f"{INTERVAL} over {counted(probes, 'probe')}"
+    return [stems, dataclasses.replace(density_chart(spectrum.density(), over), page_only=True)]
 
 
 def pool_probes(spectrum: Spectrum) -> tuple[Array, Array]:
@@ -129,7 +125,7 @@ def _(density: Density) -> list[Chart]:
     return [density_chart(density)]
 
 
-def density_chart(density: Density) -> Chart:
+def density_chart(density: Density, band: str = INTERVAL) -> Chart:
     """The density on a logarithmic axis with its pointwise interval, cut below every peak."""
     grid, values, errors = _thin(density)
     floor = _lowest_peak(density.values) / 30 if (density.values > 0).any() else 0.0
@@ -142,19 +138,10 @@ def density_chart(density: Density) -> Chart:
             density.status,
         )
     shown = [value if value >= floor / 30 else None for value in numbers(values)]
-    series = (Series("density", numbers(grid), shown, half),)
-    title, caption = (
-        with_status("Spectral density", status),
-        " ".join(filter(None, (how, INTERVAL if half else ""))),
-    )
+    series = (Series("density", numbers(grid), shown, half, band=f"pointwise {band}"),)
+    title = with_status("Spectral density", status)
     return Chart(
-        title,
-        EIGENVALUE,
-        PER_UNIT,
-        series,
-        y_log=True,
-        y_range=(floor or None, None),
-        caption=caption,
+        title, EIGENVALUE, PER_UNIT, series, y_log=True, y_range=(floor or None, None), caption=how
     )
 
 
@@ -182,28 +169,41 @@ def _lowest_peak(values: Array) -> float:
 
 @charts_of.register
 def _(pairs: Eigenpairs) -> list[Chart]:
-    """Bars of the eigenvalues with their residuals, converged and not."""
+    """Bars of the eigenvalues with their residuals; hollow where they did not converge."""
     values, residuals = numpy_of(pairs.values), numpy_of(pairs.residuals)
-    done = numpy_of(pairs.converged).astype(bool)
-    series = []
-    for mask, name, colour in ((done, "converged", "blue"), (~done, "not converged", "amber")):
-        if mask.any():
-            ranks = [int(place) + 1 for place in np.flatnonzero(mask)]
-            series.append(
-                Series(
-                    name,
-                    ranks,
-                    numbers(values[mask]),
-                    numbers(residuals[mask]),
-                    "bars",
-                    colour=colour,
-                )
-            )
+    bad = Status.NOT_CONVERGED.name
+    statuses = ["" if done else bad for done in numpy_of(pairs.converged).astype(bool)]
+    band = f"± residual, within which an eigenvalue lies (largest {residuals.max():.1g})"
+    ranks = list(range(1, len(values) + 1))
+    look: Any = {"band": band, "statuses": statuses}
+    bars = Series("eigenvalues", ranks, numbers(values), numbers(residuals), "bars", **look)
     title = with_status(counted(len(values), "eigenvalue"), pairs.status)
-    caption = (
-        f"Error bars: ± residual, within which an eigenvalue lies (largest {residuals.max():.1g})."
-    )
-    return [Chart(title, "rank", EIGENVALUE, tuple(series), lines=(("", 0.0),), caption=caption)]
+    return [Chart(title, "rank", EIGENVALUE, (bars,), lines=(("", 0.0),))]
+
+
+@headline_of.register
+def _(pairs: Eigenpairs, name: str) -> str:
+    found = [estimate for estimate, _ in pairs]
+    top = max(found, key=lambda one: abs(float(one)))
+    others = f"; the {len(found)} computed end at {float(found[-1]):.4g}" if len(found) > 1 else ""
+    return f"The eigenvalue of largest magnitude is {value_text(top)}{others}"
+
+
+@headline_of.register
+def _(spectrum: Spectrum, name: str) -> str:
+    low, high = spectrum.extremes
+    below = float(spectrum.negative_mass)
+    ends = f"Eigenvalues from {float(low):.4g} to {float(high):.4g}"
+    return f"{ends}, {below:.1%} of them negative; trace {value_text(spectrum.trace)}"
+
+
+@headline_of.register
+def _(landscape: Landscape, name: str) -> str:
+    centre = np.unravel_index(landscape.loss.size // 2, landscape.loss.shape)
+    finite = landscape.loss[np.isfinite(landscape.loss)]
+    reach = float(np.abs(landscape.offsets).max())
+    ends = f"from {float(landscape.loss[centre]):.4g} at the centre to {float(finite.max()):.4g}"
+    return f"The loss goes {ends} within a distance of {reach:.3g}"
 
 
 @charts_of.register
@@ -214,15 +214,19 @@ def _(moments: Moments) -> list[Chart]:
         moments.basis, "tr P_k(A) / P"
     )
     low, high = moments.bounds
-    mapped = (
-        "" if moments.basis == "power" else f"A mapped from [{low:.3g}, {high:.3g}] to [−1, 1]. "
-    )
+    ends = f"[{low:.3g}, {high:.3g}]"
+    mapped = "" if moments.basis == "power" else f"A mapped from {ends} to [−1, 1]."
     series = Series(
-        symbol, list(range(len(moments))), numbers(moments.values), numbers(half), "points"
+        symbol,
+        list(range(len(moments))),
+        numbers(moments.values),
+        numbers(half),
+        "points",
+        band=f"{INTERVAL} over {counted(moments.probes, 'probe')}",
+        statuses=[moments.status.name] * len(moments),
     )
     title = with_status(f"{moments.basis.capitalize()} moments", moments.status)
-    caption = f"{mapped}{counted(moments.probes, 'probe')}. {INTERVAL}"
-    return [Chart(title, "order k", symbol, (series,), lines=(("", 0.0),), caption=caption)]
+    return [Chart(title, "order k", symbol, (series,), lines=(("", 0.0),), caption=mapped)]
 
 
 @charts_of.register
@@ -300,7 +304,8 @@ def _(comparison: BatchComparison) -> list[Chart]:
             [each.batch_size for each in predictions],
             [float(each.largest) for each in predictions],
         )
-        series.append(Series(name, sizes, means, half, colour=MODELS.get(model, "")))
+        look: Any = {"colour": MODELS.get(model, ""), "band": "one standard deviation of a batch"}
+        series.append(Series(name, sizes, means, half, **look))
     measured = [
         (each.batch_size, float(value))
         for each in comparison.measured
@@ -311,11 +316,7 @@ def _(comparison: BatchComparison) -> list[Chart]:
     full = max(float(each.full) for each in comparison.predictions[0].outliers)
     first = comparison.measured[0]
     title = with_status(f"{len(first)} batches of each size", first.status)
-    look: Any = {
-        "x_log": True,
-        "y_log": True,
-        "caption": "Bands: one standard deviation of a batch.",
-    }
+    look = {"x_log": True, "y_log": True}
     lines = ((f"all the data: {full:.4g}", full),)
     return [Chart(title, "batch size", "largest eigenvalue", tuple(series), lines=lines, **look)]
 

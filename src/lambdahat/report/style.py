@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from lambdahat.results.charts import COLOURS, Chart, Heat
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+VECTOR_TEXT: Any = {"svg.fonttype": "none", "pdf.fonttype": 42, "ps.fonttype": 42}
 # Okabe and Ito's palette, told apart by colour-blind readers too
 BLUE, VERMILION, GREEN, AMBER, SKY, PURPLE = (
     "#0072B2",
@@ -29,13 +31,24 @@ TEXTED = 12  # a map with at most so many cells along a side has its values writ
 
 
 def new_figure(width: float = 6.4, height: float = 4.0) -> Figure:
-    """An empty figure on the Agg canvas, outside pyplot: no display, freed like any object."""
+    """An empty figure on the Agg canvas, outside pyplot: no display, freed like any object.
+
+    Text in its PDF and SVG files is text, which can be searched and edited, and not outlines.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure
+    figure.savefig = partial(_save_text_as_text, figure)
+    return figure  # type: ignore[no-any-return]
+
+
+def _save_text_as_text(figure: Figure, *args: Any, **options: Any) -> None:
+    from matplotlib import rc_context
+
+    with rc_context(VECTOR_TEXT):  # for this file alone
+        type(figure).savefig(figure, *args, **options)
 
 
 def new_axes(height: float = 4.0) -> Axes:

@@ -19,12 +19,13 @@ from torch import Tensor
 
 from lambdahat._core.check import require, require_choice
 from lambdahat.results import Array, Estimate, LearningCoefficient, Status, student_quantile
+from lambdahat.results.measurement import number_rows
 
 STYLES = ("line", "points", "joined", "bars", "step", "stems", "segments", "area", "rug")
 BANDED = ("line", "step", "segments")  # whose errors are a band, and not bars
 COLOURS = ("blue", "vermilion", "green", "purple", "amber", "sky")
 MARKS = ("", "hollow", "star", "cross", "tick", "diamond")
-INTERVAL = "Bands and bars: 95 % intervals."
+INTERVAL = "95 % interval"
 WIDE = 20.0  # values that vary by more than this factor are shown on a logarithmic axis
 PLOTTED = 2000  # elements: a longer array is summed up in a line of the list
 Mark = tuple[str, float]  # label and place of a line
@@ -58,6 +59,15 @@ class Series:
     faint: bool = False  # thin and pale, such as single draws behind their mean
     legend: bool = True  # whether its name is in the legend
     texts: Sequence[str] = ()  # written beside the points
+    band: str = ""  # what the error is, for the caption: "95 % interval over 4 chains"
+    # of every point that of its estimate: all but "" and "CONVERGED" are drawn hollow
+    statuses: Sequence[str] = ()
+
+    @property
+    def hollow(self) -> list[int]:
+        """The places of the points that did not converge."""
+        known = ("", Status.CONVERGED.name)
+        return [place for place, status in enumerate(self.statuses) if status not in known]
 
     def __post_init__(self) -> None:
         name = f"series {self.name!r}"
@@ -114,6 +124,24 @@ class Chart:
     warning: str = ""  # why something is missing
     page_only: bool = False  # a further view, which the page has room for and ``lh.plot`` does not
 
+    @property
+    def below(self) -> str:
+        """The caption, then what the bands and bars are, and what is hollow and why."""
+        bands: dict[tuple[str, str], list[str]] = {}
+        for one in self.series:
+            if one.error is not None and one.band and any(one.error):
+                shape = "Band" if one.style in BANDED and len(one.x) > 1 else "Bar"
+                names = bands.setdefault((shape, one.band), [])
+                names += [one.name] * (one.name not in names)
+        parts = [self.caption]
+        for (shape, band), names in bands.items():
+            of = f" of {', '.join(names)}" if len(bands) > 1 and len(names) <= 3 else ""
+            parts.append(f"{shape}s{of}: {band}.")
+        found = (one.statuses[place] for one in self.series for place in one.hollow)
+        if statuses := dict.fromkeys(found):
+            parts.append(f"Hollow: not converged ({', '.join(statuses)}).")
+        return " ".join(filter(None, parts))
+
     def named(self, name: str) -> Chart:
         """The same chart with ``name`` before its title."""
         return dataclasses.replace(self, title=f"{name}: {self.title}")
@@ -167,15 +195,60 @@ def _charts_of_parts(title: str, parts: Mapping[str, Any], status: Status) -> li
             charts += [
                 dataclasses.replace(chart, page_only=True).named(name) for chart in found[1:]
             ]
+    charts = share_axes(charts)
     return [*charts, *([Chart(with_status(title, status), rows=tuple(rows))] if rows else [])]
 
 
-def _is_numbers(part: Any) -> bool:
-    return (
-        isinstance(part, tuple | list)
-        and bool(part)
-        and all(isinstance(each, int | float) for each in part)
+def share_axes(charts: Sequence[Chart]) -> list[Chart]:
+    """Spectra that are shown together on the same axes, so that they can be compared by eye.
+
+    They are charts over eigenvalues with the same labels and scales. Where one is much narrower
+    than all together it would be a line: then each keeps its own axes.
+    """
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for place, chart in enumerate(charts):
+        named = any(isinstance(x, str) for one in chart.series for x in one.x)
+        if chart.series and chart.x_label.startswith("eigenvalue") and not named:
+            key = (chart.x_label, chart.y_label, chart.x_log, chart.y_log, chart.x_root)
+            groups.setdefault(key, []).append(place)
+    shared = list(charts)
+    for places in (each for each in groups.values() if len(each) > 1):
+        across, up = zip(*(_extent(charts[place]) for place in places), strict=True)
+        (left, right), (bottom, top) = (
+            (min(low for low, _ in ends), max(high for _, high in ends)) for ends in (across, up)
+        )
+        if min(high - low for low, high in across) * WIDE >= right - left:
+            ends: Any = {"x_range": (left, right), "y_range": (bottom, top)}
+            for place in places:
+                shared[place] = dataclasses.replace(charts[place], **ends)
+    return shared
+
+
+def _extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The ends of both axes: those that are given, else those of the numbers with some room."""
+    x, y = (
+        [float(value) for one in chart.series for value in getattr(one, name) if value is not None]
+        for name in ("x", "y")
     )
+    found = []
+    for values, given, log in ((x, chart.x_range, chart.x_log), (y, chart.y_range, chart.y_log)):
+        known = [each for each in values if math.isfinite(each) and (each > 0 or not log)] or [1.0]
+        low, high = min(known), max(known)
+        room = 0.03 * (high - low)
+        ends = (low / 1.2, 1.2 * high) if log else (low - room, high + room)
+        pairs = zip(given, ends, strict=True)
+        low, high = (near if end is None else end for end, near in pairs)
+        found.append((low, high))
+    return found[0], found[1]
+
+
+def _is_numbers(part: Any) -> bool:
+    """Whether a sequence is one of numbers, or of equally long sequences of them."""
+    if not isinstance(part, tuple | list) or not part:
+        return False
+    if all(isinstance(each, int | float) for each in part):
+        return True
+    return all(map(_is_numbers, part)) and len({len(each) for each in part}) == 1
 
 
 def _array_charts(name: str, values: Array) -> list[Chart]:
@@ -236,9 +309,85 @@ def is_number(result: Any) -> bool:
 
 def _number_rows(name: str, estimate: Estimate) -> list[tuple[str, str]]:
     """The lines of a list that show one estimate."""
-    text = value_text(estimate)
+    text, name = value_text(estimate), label_text(name)
     rows = [(name, text if estimate.status.ok else f"{text} [{estimate.status.name}]")]
     return rows + ([(f"{name}, measured at", at)] if (at := settings_text(estimate)) else [])
+
+
+WORDS = {  # what figures and tables call the quantities that code names so
+    "llc": "λ̂",
+    "coefficient": "λ̂",
+    "learning_coefficient": "λ̂",
+    "wbic": "WBIC",
+    "bic": "BIC",
+    "d/dlnγ": "dλ̂/d ln γ",
+    "d/dlnnβ": "dλ̂/d ln nβ",
+    "frobenius": "Frobenius norm",
+    "negative_mass": "share of negative eigenvalues",
+    "degeneracy": "share of eigenvalues near 0",
+    "smallest": "smallest eigenvalue",
+    "largest": "largest eigenvalue",
+    "trace": "trace",
+    "spectral_norm": "spectral norm",
+    "fisher_rao": "Fisher–Rao norm",
+}
+FIRST = 3  # numbers in the sentence of a result of many
+
+
+def label_text(name: str) -> str:
+    """The name of a quantity in the words of the field; other names stay as they are.
+
+    >>> [label_text(name) for name in ("llc.wbic", "eigenpairs[2]", "spectrum.negative_mass")]
+    ['WBIC', 'eigenvalue λ₂', 'spectrum: share of negative eigenvalues']
+    """
+    *before, last = name.split(".")
+    stem, _, index = last.partition("[")
+    rank = index.removesuffix("]")
+    if stem in ("eigenpairs", "eigenvalues") and rank.isdigit():
+        words = f"eigenvalue λ{rank.translate(str.maketrans('0123456789', '₀₁₂₃₄₅₆₇₈₉'))}"
+    elif stem not in WORDS:
+        return name.removeprefix(".")
+    else:
+        words = WORDS[stem] + (f", {rank}" if rank else "")
+    return ": ".join([*(part for part in before if part not in ("", "llc")), words])
+
+
+@singledispatch
+def headline_of(result: Any, name: str) -> str:
+    """What a result answers, in one sentence with its number; ``name`` is what the caller calls it.
+
+    ``@headline_of.register`` gives a result type of your own its sentence. By default it has the
+    first numbers of the result, or the title of its first chart.
+    """
+    parts = result if isinstance(result, Mapping) else {"": result}
+    told = [
+        f"{label_text(row['quantity'])} = {value_text(Estimate(row['value'], row['stderr']))}"
+        for row in number_rows(parts)[:FIRST]
+    ]
+    charts = [] if told else charts_of(result)
+    return "; ".join(told) or (charts[0].title if charts else "")
+
+
+@headline_of.register
+def _(estimate: Estimate, name: str) -> str:
+    if not isinstance(estimate.value, Tensor):
+        return f"{label_text(name)} = {value_text(estimate)}"
+    values = numpy_of(estimate.value)
+    return f"{values.size:,} elements from {values.min():.4g} to {values.max():.4g}"
+
+
+@headline_of.register
+def _(coefficient: LearningCoefficient, name: str) -> str:
+    return f"λ̂ = {value_text(coefficient)}{settings_text(coefficient, ' at ')}"
+
+
+def compared(one: str, first: Estimate, other: str, second: Estimate, apart: Estimate) -> str:
+    """Which of two is larger, with both numbers; ``apart`` is first − second with its error."""
+    low, high = (float(end) for end in apart.interval())
+    values = f"{value_text(first)} against {value_text(second)}"
+    if low > 0 or high < 0:
+        return f"{one} is {'above' if low > 0 else 'below'} {other}: {values}"
+    return f"{one} and {other} do not differ beyond their errors: {values}"
 
 
 def histogram(values: Array, title: str, bins: int = 60, caption: str = "") -> Chart:
@@ -267,8 +416,10 @@ def histogram(values: Array, title: str, bins: int = 60, caption: str = "") -> C
 def interval_series(
     name: str, estimates: Iterable[tuple[float, Estimate]], style: str = "points", **look: Any
 ) -> Series:
-    """Estimates over their places with their 95 % intervals."""
+    """Estimates over their places with their 95 % intervals; hollow where they did not converge."""
     found = list(estimates)
+    statuses = [each.status.name for _, each in found]
+    look = {"band": INTERVAL, "statuses": statuses} | look
     values = [float(each) for _, each in found]
     ends = [each.interval() for _, each in found]
     above = [float(high) - value for (_, high), value in zip(ends, values, strict=True)]

@@ -202,8 +202,8 @@ def charts(rows: Rows) -> Iterator[Chart]:
     main = rows.where(variant=MAIN)
     labels = [f"{decay:g}" for decay in DECAYS]
     for name, words in NAMES.items():
-        readings = [kit.over_seeds(main.where(decay=decay), name) for decay in DECAYS]
-        ours = Series("ours", labels, [r.value for r in readings], [r.stderr for r in readings])
+        parts = [main.where(decay=decay) for decay in DECAYS]
+        ours = kit.series_of("ours", labels, parts, name)
         printed = list(PUBLISHED[name].values())
         theirs = Series("paper", labels, printed, published=True, style="points")
         yield Chart(words.capitalize(), "weight decay", words, (ours, theirs), source="Figure 2")

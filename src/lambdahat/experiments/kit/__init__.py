@@ -29,6 +29,7 @@ from lambdahat.experiments.kit.cells import over_seeds as over_seeds
 from lambdahat.experiments.kit.cells import points as points
 from lambdahat.experiments.kit.cells import printed_points as printed_points
 from lambdahat.experiments.kit.cells import reading_series as reading_series
+from lambdahat.experiments.kit.cells import series_of as series_of
 from lambdahat.experiments.kit.cells import settings_of as settings_of
 from lambdahat.experiments.kit.cells import spectra as spectra
 from lambdahat.experiments.kit.cells import stems as stems

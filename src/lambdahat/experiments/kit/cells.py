@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from itertools import product
 from typing import Any
 
@@ -164,7 +164,10 @@ def decades(upper: Rows, lower: Rows, name: str, by: By = "seed") -> Reading:
 
 def gap(upper: Rows, lower: Rows, name: str, by: By = "seed") -> Reading:
     """The difference of two settings, seed by seed."""
-    return paired_difference(upper.paired(name, by), lower.paired(name, by))
+    high, low = upper.paired(name, by), lower.paired(name, by)
+    both = [seed for seed in high if seed in low]
+    sides = mean_of([high[seed] for seed in both]), mean_of([low[seed] for seed in both])
+    return replace(paired_difference(high, low), sides=sides)
 
 
 def gap_of_gaps(upper: tuple[Rows, Rows], lower: tuple[Rows, Rows], *names: str) -> Reading:
@@ -204,16 +207,32 @@ def mean_lines(
 def curve(label: str, rows: Rows, name: str, x: str = "epoch") -> Series:
     """The mean over seeds at each x, with its error where there is more than one seed."""
     places = sorted({row[x] for row in rows if row.get(name) is not None})
-    return reading_series(
-        label, places, [over_seeds(rows.where(**{x: place}), name) for place in places]
-    )
+    parts = [rows.where(**{x: place}) for place in places]
+    return series_of(label, places, parts, name)
+
+
+def series_of(
+    label: str, x: Sequence[float | str], parts: Sequence[Rows], name: str, style: str = "line"
+) -> Series:
+    """The means of a column over the seeds of each part, hollow where a seed did not converge.
+
+    The status of what a column holds is in the column ``<name>_status``, if it has one.
+    """
+    found = reading_series(label, x, [over_seeds(part, name) for part in parts], style)
+    known = [[row.get(f"{name}_status") or "" for row in part] for part in parts]
+    failed = [sorted(set(part) - {"", "CONVERGED"}) for part in known]
+    return replace(found, statuses=[" ".join(status) for status in failed])
 
 
 def reading_series(
     label: str, x: Sequence[float | str], readings: Sequence[Reading], style: str = "line"
 ) -> Series:
     """Readings over x, with their standard errors where they have one."""
-    return Series(label, x, [reading.value for reading in readings], errors(readings), style)
+    counts = sorted({reading.count for reading in readings if reading.stderr > 0})
+    number = " to ".join(dict.fromkeys(map(str, counts[:1] + counts[-1:])))
+    look: Any = {"band": f"± standard error of the mean over {number} seeds"}
+    values = [reading.value for reading in readings]
+    return Series(label, x, values, errors(readings), style, **look)
 
 
 def errors(readings: Sequence[Reading]) -> list[float | None]:
@@ -240,8 +259,7 @@ def spectra(title: str, rows: Iterable[Row], label: str, source: str, caption: s
 
 def points(label: str, groups: Mapping[str, Rows], name: str) -> Series:
     """The mean of a column over the seeds of each group, as points with errors."""
-    readings = [over_seeds(rows, name) for rows in groups.values()]
-    return reading_series(label, list(groups), readings, "points")
+    return series_of(label, list(groups), list(groups.values()), name, "points")
 
 
 def printed_points(label: str, printed: Mapping[Any, float]) -> Series:

@@ -16,6 +16,8 @@ from scipy import stats
 
 from lambdahat._core.check import require_choice
 from lambdahat._core.storage import Result
+from lambdahat.results import Estimate
+from lambdahat.results.charts import value_text
 
 LEVEL = 0.05
 POWER = 0.8  # that a planned number of seeds is to have
@@ -31,6 +33,16 @@ class Reading:
     dof: float = math.inf
     count: int = 1
     effect: float = math.nan  # Cohen's d of a difference
+    sides: tuple[Reading, Reading] | None = None  # the two means that a difference is between
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The ends of the confidence interval; NaN where the error is not known."""
+        if not self.stderr > 0:
+            return self.value, self.value + self.stderr
+        tailed = math.isfinite(self.dof)
+        tail = (1 - level) / 2
+        half = self.stderr * float(stats.t.isf(tail, self.dof) if tailed else stats.norm.isf(tail))
+        return self.value - half, self.value + half
 
     def p_above(self, threshold: float) -> float:
         """The p-value of the test that the true value is not above the threshold."""
@@ -66,6 +78,11 @@ class Reading:
 
         fewest = 2 + bisect_left(range(2, MOST_SEEDS + 1), True, key=enough)
         return fewest if fewest <= MOST_SEEDS else None
+
+    @property
+    def short(self) -> str:
+        """The value with as many digits as its error leaves."""
+        return value_text(Estimate(self.value, self.stderr)) if self.stderr > 0 else str(self)
 
     def __str__(self) -> str:
         if math.isnan(self.value):
@@ -131,6 +148,7 @@ VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
 # why a claim is not testable: the run is not what it speaks of, other networks or data were run, or
 # data are missing
 PRECONDITION, STAND_IN, MISSING = BARRIERS = "precondition", "stand-in", "missing data"
+Mark = tuple[float, float, float, float, float]  # value, its 95 % interval, the claimed range
 
 
 @dataclass(frozen=True)
@@ -142,7 +160,9 @@ class Verdict(Result):
     ``published`` the paper's, where it gives any. An ``own`` claim is one of ours, which the paper
     does not make: it is judged like the others and counted apart. ``barrier`` is one of BARRIERS
     where the claim is not testable, else "". ``plan`` says of an undecided one how many seeds would
-    decide it.
+    decide it. ``answer`` has our figures in short, of a difference both sides of it; ``marks`` are
+    what a forest plot shows, and none where the claim is not testable; ``headline`` marks the claim
+    that answers the question of the experiment.
     """
 
     claim: str
@@ -153,6 +173,9 @@ class Verdict(Result):
     own: bool = False
     barrier: str = ""
     plan: str = ""
+    answer: str = ""
+    marks: tuple[Mark, ...] = ()
+    headline: bool = False
 
     @property
     def cited(self) -> str:
@@ -197,7 +220,8 @@ class Claim:
 
     ``general`` marks what the paper says of any network or matrix, such as a theorem: it can be
     tested on any. What is said of a network is tested on that network alone, and its ``sentence``
-    begins with the name of ours.
+    begins with the name of ours. ``headline`` marks the one that answers the experiment's question:
+    a page begins with it, else with the first that is decided.
     """
 
     sentence: str
@@ -212,6 +236,7 @@ class Claim:
     own: bool = False
     general: bool = False
     barrier: str = PRECONDITION
+    headline: bool = False
 
     def __post_init__(self) -> None:
         require_choice(self.direction, "direction", DIRECTIONS)
@@ -255,6 +280,24 @@ class Claim:
         return reading.power(edge, level, reading.count), seeds
 
     @property
+    def answer(self) -> str:
+        """Our figure in short: "6.5 ± 0.2 against 4.1 ± 0.1" for a difference of two means."""
+        if self.reading.sides is None:
+            return f"{self.reading.short}{self.unit}"
+        return " against ".join(side.short for side in self.reading.sides)
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """The value with its 95 % interval and the range that the claim says it is in."""
+        low, high = -math.inf, math.inf
+        if self.direction != "below":
+            low = self.bound - self.margin
+        if self.direction != "above":
+            high = self.bound + self.margin
+        known = math.isfinite(self.reading.value) and not self.unmet
+        return ((self.reading.value, *self.reading.interval(), low, high),) if known else ()
+
+    @property
     def ours(self) -> str:
         """Our figure, in words."""
         effect = self.reading.effect
@@ -286,7 +329,8 @@ def judge(claims: Iterable[Claim], level: float = LEVEL) -> list[Verdict]:
             if verdict == OPEN:  # at a level that is right whatever Holm's order comes to be
                 plan = _plan(claim, level / len(tested))
             said = (claim.ours, claim.published, own, barrier, plan)
-            verdicts[index] = Verdict(claim.sentence, claim.source, verdict, *said)
+            shown = (claim.answer, claim.marks, claim.headline)
+            verdicts[index] = Verdict(claim.sentence, claim.source, verdict, *said, *shown)
     return [verdicts[index] for index in range(len(claims))]
 
 
@@ -326,8 +370,18 @@ class JointClaim(Claim):
         return (min(powers), max(counts)) if known else (math.nan, math.nan)
 
     @property
-    def ours(self) -> str:
+    def answer(self) -> str:
         """The figures of all parts, in words."""
+        return ", ".join(f"{words} {part.reading.short}{part.unit}" for words, part in self.parts)
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """Those of all parts."""
+        return () if self.unmet else tuple(mark for _, part in self.parts for mark in part.marks)
+
+    @property
+    def ours(self) -> str:
+        """The figures of all parts, and over how many seeds."""
         figures = ", ".join(f"{words} {part.reading}{part.unit}" for words, part in self.parts)
         seeds = f" (n = {self.reading.count})" if self.reading.count > 1 else ""
         reason = f"; not testable: {self.unmet}" if self.unmet else ""

@@ -316,7 +316,8 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
     for group in groups:
         names = ("epoch", "variance", "variance error")
         epochs, values, errors = ([point[name] for point in group] for name in names)
-        variances.append(kit.Series(group[0].name, epochs, values, errors))
+        band = "± standard error over samples"
+        variances.append(kit.Series(group[0].name, epochs, values, errors, band=band))
     title = "Variance of an element of the curvature"
     yield kit.Chart(title, "epoch", "σ²", tuple(variances), y_log=True, source="Figure 5.5")
 

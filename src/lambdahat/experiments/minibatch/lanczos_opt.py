@@ -253,7 +253,7 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
         steps = part.distinct("step")
         points = [_mean(part.where(step=step), "test error") for step in steps]
         heights, errors = ([point[side] for point in points] for side in (0, 1))
-        series.append(kit.Series(name, steps, heights, errors))
+        series.append(kit.Series(name, steps, heights, errors, band="± standard error over seeds"))
     title = f"Test error on the way, η = {etas[0]:g}"
     yield kit.Chart(title, "step", "test error, %", tuple(series), source="Figure 6.2")
 

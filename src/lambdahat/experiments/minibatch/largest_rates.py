@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -319,7 +320,8 @@ def edge_series(frontier: Frontier, name: str) -> kit.Series:
     centre = frontier.centre()
     spread = centre * frontier.stderr()
     heights, errors = (kit.finite(values.tolist()) for values in (centre, spread))
-    return kit.Series(name, frontier.batch_sizes, heights, errors, "points")
+    band = "± standard error over seeds"
+    return kit.Series(name, frontier.batch_sizes, heights, errors, "points", band=band)
 
 
 def scaling_charts(scaling: Sequence[ScalingRuns]) -> Iterator[kit.Chart]:
@@ -351,8 +353,8 @@ def _over_sizes(runs: ScalingRuns, values: Tensor) -> tuple[kit.Series, ...]:
     series = []
     for rule, row in zip(runs.rules, values, strict=True):
         readings = [kit.mean_of(each.tolist()) for each in row]
-        heights, errors = kit.finite([r.value for r in readings]), kit.errors(readings)
-        series.append(kit.Series(rule, runs.batch_sizes, heights, errors))
+        found = kit.reading_series(rule, runs.batch_sizes, readings)
+        series.append(replace(found, y=kit.finite(each.value for each in readings)))
     return tuple(series)
 
 

@@ -273,8 +273,7 @@ def bars(title: str, rows: Rows, column: str, at: str, source: str) -> Chart:
     series = []
     for optimizer in ("sgd", "ngd"):
         parts = [part.where(optimizer=optimizer) for part in groups.values()]
-        means = [kit.over_seeds(part, column) for part in parts]
-        series.append(kit.reading_series(optimizer.upper(), list(groups), means, "bars"))
+        series.append(kit.series_of(optimizer.upper(), list(groups), parts, column, "bars"))
     return Chart(title, "network and data", QUANTITIES[column], tuple(series), source=source)
 
 

@@ -100,5 +100,5 @@ const Charts = (() => {
     await paint(place);
   }
 
-  return { figures, heights, guessed, needed, paint, fitted, shrink };
+  return { figures, heights, colour, guessed, needed, paint, fitted, shrink };
 })();

@@ -4,26 +4,24 @@
   const all = (query, from = document) => [...from.querySelectorAll(query)];
   const once = new Map(); // promises of what is unpacked
   const read = new Map(); // the data of sections, once they are
-  const { figures, heights, guessed, needed, paint, fitted, shrink } = Charts;
+  const { figures, heights, colour, guessed, needed, paint, fitted, shrink } = Charts;
 
-  async function unpack(id) {
-    const packed = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
-    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  const bytesOf = (id) => Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+  const unpack = (id) => new Response(new Blob([bytesOf(id)]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  const keep = (section, text) => (read.has(section) || read.set(section, JSON.parse(text)), read.get(section));
+  function run(source) {
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = source();
+    document.head.append(script);
   }
   function data(section) {
     const id = "data-" + section;
-    if (!once.has(id)) once.set(id, unpack(id).then((text) => {
-      read.set(section, JSON.parse(text));
-      return read.get(section);
-    }));
+    if (!once.has(id)) once.set(id, unpack(id).then((text) => keep(section, text)));
     return once.get(id);
   }
   function plotly() {
-    if (!once.has("plotly")) once.set("plotly", unpack("plotly").then((source) => {
-      const script = document.createElement("script");
-      script.textContent = source;
-      document.head.append(script);
-    }));
+    if (!once.has("plotly")) once.set("plotly", unpack("plotly").then((source) => run(() => source)));
     return once.get("plotly");
   }
 
@@ -57,7 +55,7 @@
     try { return theme === undefined ? localStorage.getItem("theme") : localStorage.setItem("theme", theme); } catch { return null; }
   }
   function retheme() {
-    button.setAttribute("aria-pressed", String(dark()));
+    button.textContent = `Switch to the ${dark() ? "light" : "dark"} theme`;
     for (const place of figures.keys()) paint(place);
   }
   if (["light", "dark"].includes(kept())) root.dataset.theme = kept();
@@ -130,6 +128,16 @@
   }
   all(".download").forEach((one) => one.addEventListener("click", () => download(one.dataset)));
 
+  // Pictures of a chart, on the paper of the theme
+  async function picture({ chart, kind, file }) {
+    const place = document.getElementById(chart);
+    await draw(place);
+    const paper = colour("@paper"), { data, layout } = place, { width, height } = place._fullLayout;
+    const shown = { data, layout: { ...layout, paper_bgcolor: paper, plot_bgcolor: paper } };
+    await Plotly.downloadImage(shown, { format: kind, width, height, scale: kind === "png" ? 2 : 1, filename: file });
+  }
+  all(".image").forEach((one) => one.addEventListener("click", () => picture(one.dataset)));
+
   // The numbers of a chart, made when they are asked for
   const MOST = 400;
   const plain = (text) => typeof text === "string" ? text.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&") : text;
@@ -161,6 +169,7 @@
         const node = row.appendChild(document.createElement(kind || (place ? "td" : "th")));
         if (node.tagName === "TH") node.scope = kind ? "col" : "row";
         node.textContent = cell === null ? "" : String(cell);
+        if (typeof cell === "number") node.className = "num";
       });
     };
     line(grid.createTHead(), table.header, "th");
@@ -224,7 +233,7 @@
   }, { rootMargin: "-20% 0px -70% 0px" });
   all("main > section").forEach((section) => spy.observe(section));
 
-  // Paper: light, one column, all claims, and of open sections all charts and the configuration; their data are there soon
+  // Paper: light, one column, all claims, and of open sections all charts and the configuration; a chart that was not drawn before is drawn now
   let before = null;
   const WIDTH = 640, PAPER = 700;
   // One table that is wider than the paper would make every page smaller: its letters are smaller instead
@@ -240,16 +249,18 @@
     paint(place, { width: WIDTH, autosize: false });
   }
   addEventListener("beforeprint", () => {
-    const told = [...(claims ? [claims] : []), ...all("details[open] > .facts")].filter((one) => !one.open);
+    const told = [...(claims ? [claims] : []), ...all("details[open] > .facts, .how > .facts, .more")].filter((one) => !one.open);
     before = { theme: root.dataset.theme, told };
     root.dataset.theme = "light";
     shrink(0.8);
     for (const one of told) one.open = true;
     fitTables();
-    for (const place of all("details[open] .chart")) {
-      const found = read.get(place.dataset.section);
-      if (!found || !window.Plotly) continue;
-      if (!figures.has(place)) figures.set(place, found.charts[Number(place.dataset.number)]);
+    const charts = all("details[open] .chart");
+    if (charts.length) run(() => inflate(bytesOf("plotly")));
+    for (const place of charts) {
+      const { section, number } = place.dataset;
+      const found = read.get(section) || keep(section, inflate(bytesOf("data-" + section)));
+      if (!figures.has(place)) figures.set(place, found.charts[Number(number)]);
       heights.set(place, guessed(place, WIDTH));
       drawnAtOnce(place);
       const more = needed(place);
