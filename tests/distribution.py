@@ -28,6 +28,9 @@ problem = lh.Problem(lh.models.mlp([64, 4, 10]), "cross_entropy", (x, y), dtype=
 H = lh.hessian(problem)
 exact, found = float(H.dense().trace()), float(lh.trace(H))
 assert abs(found / exact - 1) < 1e-8, (found, exact)
+import pathlib, tempfile
+page = lh.page({"trace": lh.trace(H)}, pathlib.Path(tempfile.mkdtemp()) / "page.html")
+assert "trace = " in page.read_text(encoding="utf-8")  # its templates and scripts are installed
 print(f"trace {found:.6g}")
 """
 
