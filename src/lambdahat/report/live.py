@@ -160,7 +160,7 @@ class LiveSource(ABC):
         return {
             key: {
                 "title": chart.title,
-                "caption": " ".join(filter(None, (chart.warning, chart.caption))),
+                "caption": " ".join(filter(None, (chart.warning, chart.below))),
                 "words": describe_chart(chart),
                 "figure": figure_of(chart),
             }
