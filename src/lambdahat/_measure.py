@@ -159,7 +159,12 @@ def compare(
             for i, problem in enumerate(found):
                 report("compare", done, total)
                 own = derived_seed(seed, "compare", place, i)
-                measured[name].append(_measured(problem, asked, curvature, effort, own))
+                settings: dict[str, Any] = {"seed": own, "keep_vectors": False, **effort}
+                measured[name].append(
+                    measure(problem, asked, curvature, **settings)
+                    if asked
+                    else Measurement({}, description(problem, MeasureSettings(curvature)))
+                )
                 done += 1
         report("compare", total, total)
     return _comparison(measured, names, top)
@@ -290,14 +295,6 @@ def _common_estimand(
     return {**given, "localization": math.exp(sum(logs) / len(logs))}
 
 
-def _measured(
-    problem: Problem, asked: Sequence[str], curvature: str, effort: Mapping[str, Any], seed: int
-) -> Measurement:
-    if asked:
-        return measure(problem, asked, curvature, seed=seed, keep_vectors=False, **effort)
-    return Measurement({}, description(problem, MeasureSettings(curvature)))
-
-
 def _comparison(
     measured: Mapping[str, Sequence[Measurement]], names: Sequence[str], top: int
 ) -> Comparison:
@@ -361,14 +358,11 @@ def _numbers_of(one: Measurement, names: Sequence[str], top: int) -> dict[str, E
                 continue
             if name == "eigenvalues" and len([k for k in found if k.startswith(name)]) >= top:
                 continue
-            found[row["quantity"]] = _estimate_of(one.results[own], row)
+            # the degrees of freedom of its result where that is one number
+            dof = float(getattr(one.results[own], "dof", math.inf))
+            status = Status[row["status"]]
+            found[row["quantity"]] = Estimate(row["value"], row["stderr"], row["cost"], status, dof)
     return found
-
-
-def _estimate_of(result: Any, row: Mapping[str, Any]) -> Estimate:
-    """The number of a row, with the degrees of freedom of its result where that is one number."""
-    dof = float(getattr(result, "dof", math.inf))
-    return Estimate(row["value"], row["stderr"], row["cost"], Status[row["status"]], dof)
 
 
 def quantity_names(what: str | Sequence[str]) -> tuple[str, ...]:

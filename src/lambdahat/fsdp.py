@@ -343,7 +343,8 @@ def eigenvalues(
     most = min(require_count(max_matvecs, "max_matvecs", k), problem.num_parameters)
     problem.agree("eigenvalues", k=k, tol=tol, max_matvecs=max_matvecs, seed=seed)
     rng = generator(seed, "sharded eigenvalues", problem.ranks.rank)
-    rows = [_unit(problem, torch.randn(problem.vector.shape, generator=rng).to(problem.vector))]
+    start = torch.randn(problem.vector.shape, generator=rng).to(problem.vector)
+    rows = [start.div(float(problem.dots(start[None], start)) ** 0.5)]
     alpha: list[float] = []
     beta: list[float] = []
     while True:
@@ -434,10 +435,6 @@ def llc(
         status,
         chains - 1 or 1,
     )
-
-
-def _unit(problem: ShardedProblem, vector: Tensor) -> Tensor:
-    return vector.div(float(problem.dots(vector[None], vector)) ** 0.5)
 
 
 def _local(tensor: Any) -> Tensor:

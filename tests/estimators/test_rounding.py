@@ -533,3 +533,44 @@ def test_residuals_of_a_residual_network_hold_activations_near_their_kink(
             before = lh.eigenpairs(operator, k=3, tol=1e-4)
         unseen += int(bool((residuals(before) > 5 * before.residuals).any()))
     assert unseen >= 2  # without the comparison
+
+
+class _Slope(torch.autograd.Function):
+    """2xg, with derivatives in float32 alone."""
+
+    @staticmethod
+    def forward(ctx, x, g):
+        ctx.save_for_backward(x, g)
+        return 2 * x * g
+
+    @staticmethod
+    def backward(ctx, v):
+        x, g = ctx.saved_tensors
+        if x.dtype == torch.float64:
+            raise RuntimeError("second derivatives are for float32")
+        return 2 * g * v, 2 * x * v
+
+
+class _Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, g):
+        return _Slope.apply(*ctx.saved_tensors, g)
+
+
+def test_second_derivatives_that_fail_in_float64_are_perturbed_instead() -> None:
+    _, x = _plain()
+    params = {"weight": torch.randn(8, 4, generator=torch.Generator().manual_seed(0))}
+
+    def loss(params: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+        hidden = _Square.apply(batch[0] @ params["weight"])
+        return nn.functional.cross_entropy(hidden, batch[1])
+
+    problem = lh.Problem.from_function(loss, params, (x, torch.arange(64) % 4))
+    found = rounding_of(lh.hessian(problem, mode="reverse"))
+    assert found is not None
+    assert 0 < found.random.error < 1e-3 * found.random.size

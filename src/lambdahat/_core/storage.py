@@ -255,7 +255,8 @@ class Result:
         """For notebooks: the numbers with error, cost and status, the remedies, a small figure if
         there is a curve to see, and all fields.
         """
-        text: str = _tables().html_of(self, self._texts(), _picture(self))
+        picture = import_module("lambdahat.report.figures").thumbnail(self)
+        text: str = _tables().html_of(self, self._texts(), picture)
         return text
 
     def _texts(self) -> dict[str, str]:
@@ -383,12 +384,6 @@ def _short(value: Any) -> str:
 def _tables() -> Any:
     """The module that knows which numbers a result has, one layer above this one."""
     return import_module("lambdahat.results.measurement")
-
-
-def _picture(result: Result) -> bytes:
-    """A small figure of a result as PNG, empty where it would not help."""
-    found: bytes = import_module("lambdahat.report.figures").thumbnail(result)
-    return found
 
 
 def _plain(value: Any) -> Any:

@@ -64,26 +64,26 @@ def _estimate(operator: LinearOperator, tol: float, probes: int | None, seed: in
     if known is not None:
         _require_finite(known)
         return Estimate(known, torch.zeros_like(known))
-    near = operator.control()
-    meter = Meter("diagonal", None, operator, near)
+    control = operator.control()
+    meter = Meter("diagonal", None, operator, control)
     if probes is None and operator.dim <= SMALL:
         return _dense(operator, None, meter)
     unit = Normalised(operator)
-    control = None if near is None else Normalised(near, unit)
-    found = _sample(unit, control, meter, tol, probes, seed)
-    return _dense(operator, near, meter) if found is None else unit.restored(found)
+    scaled_control = None if control is None else Normalised(control, unit)
+    found = _sample(unit, scaled_control, meter, tol, probes, seed)
+    return _dense(operator, control, meter) if found is None else unit.restored(found)
 
 
-def dense_diagonal(operator: LinearOperator, near: LinearOperator | None = None) -> Tensor:
+def dense_diagonal(operator: LinearOperator, control: LinearOperator | None = None) -> Tensor:
     """The diagonal (P,) by P products, without holding the matrix."""
     out = torch.empty(operator.dim, dtype=operator.dtype, device=operator.device)
-    for where, block in unit_blocks(operator, near):
+    for where, block in unit_blocks(operator, control):
         out[where] = (operator @ block)[where].diagonal()
     return out
 
 
-def _dense(operator: LinearOperator, near: LinearOperator | None, meter: Meter) -> Estimate:
-    value = dense_diagonal(operator, near)
+def _dense(operator: LinearOperator, control: LinearOperator | None, meter: Meter) -> Estimate:
+    value = dense_diagonal(operator, control)
     return Estimate(value, torch.zeros_like(value), meter.spent)
 
 
@@ -112,7 +112,7 @@ class _Moments:
 
 def _sample(
     operator: LinearOperator,
-    near: LinearOperator | None,
+    control: LinearOperator | None,
     meter: Meter,
     tol: float,
     probes: int | None,
@@ -123,21 +123,21 @@ def _sample(
     moments, first = _Moments(stream), MINIMUM if probes is None else min(MINIMUM, probes)
     target = operator
     work = COLUMN, MOMENTS * torch.float64.itemsize / stream.dtype.itemsize
-    if near is None or near.known_diagonal() is None or crowded(operator, first, *work):
-        near = None
-    both = operator if near is None else operator - near
+    if control is None or control.known_diagonal() is None or crowded(operator, first, *work):
+        control = None
+    both = operator if control is None else operator - control
     if crowded(both, first, COLUMN + work[0], work[1]):
         while moments.count < first:
             block = stream.draw(min(block_columns(both, *work), first - moments.count))
             moments.add(block * (operator @ block))
     else:
         pilot = plain_pilot(operator, stream, first)
-        if near is not None:
-            pilot = with_control(pilot, near, lambda z, y: float((z * y).var(dim=1).sum()))
+        if control is not None:
+            pilot = with_control(pilot, control, lambda z, y: float((z * y).var(dim=1).sum()))
         moments.add(pilot.block * pilot.image)
         target = pilot.target
         del pilot
-    base = None if near is None else near.known_diagonal()  # the scale is known only now
+    base = None if control is None else control.known_diagonal()  # the scale is known only now
     columns, price = block_columns(both, *work), 1 if target is operator else 2
     while True:
         value, stderr = moments.mean, moments.stderr()

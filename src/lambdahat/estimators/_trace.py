@@ -204,15 +204,15 @@ def _estimate(
         expected = "not be 'exact' where the structure does not give the trace in closed form"
         cure = "call trace(operator, method='auto') to estimate it"
         require(method != "exact", "method", expected, got, cure)
-    near = operator.control() if method == "auto" else None
-    meter = Meter("trace", max_matvecs, operator, near)
+    control = operator.control() if method == "auto" else None
+    meter = Meter("trace", max_matvecs, operator, control)
     if operator.dim <= min(SMALL, meter.limit):
         return _dense(operator, meter)
     unit, probes = Normalised(operator), Probes(operator, probe, seed, "trace")
-    control = None if near is None else Normalised(near, unit)
-    found = _ESTIMATORS[method](_Task(unit, control, probes, meter, tol))
+    scaled_control = None if control is None else Normalised(control, unit)
+    found = _ESTIMATORS[method](_Task(unit, scaled_control, probes, meter, tol))
     if not found.reached and operator.dim <= meter.left:
-        return _dense(operator, meter, near)
+        return _dense(operator, meter, control)
     estimate = unit.restored(found.estimate(meter))
     if sampled is not None and not found.reached and sampled.stderr < estimate.stderr:
         return replace(sampled, cost=meter.spent)
@@ -255,18 +255,18 @@ def _estimate_layers(
     where = {
         layer: space.indices(names).to(operator.device) for layer, names in space.layers().items()
     }
-    near = operator.control()
-    meter = Meter("trace per layer", max_matvecs, operator, near)
+    control = operator.control()
+    meter = Meter("trace per layer", max_matvecs, operator, control)
     known = operator.known_diagonal()
     if known is not None:
         return _sum_layers(known, where, meter)
     if operator.dim <= min(SMALL, meter.limit):
         return _sum_layers(dense_diagonal(operator), where, meter)
     unit, stream = Normalised(operator), Probes(operator, "rademacher", seed, "trace per layer")
-    control = None if near is None else Normalised(near, unit)
-    found = _sampled_layers(unit, control, where, stream, meter, tol)
+    scaled_control = None if control is None else Normalised(control, unit)
+    found = _sampled_layers(unit, scaled_control, where, stream, meter, tol)
     if not found.reached and operator.dim <= meter.left:
-        return _sum_layers(dense_diagonal(operator, near), where, meter)
+        return _sum_layers(dense_diagonal(operator, control), where, meter)
     status = Status.CONVERGED if found.reached else Status.BUDGET_SPENT
     return {
         layer: unit.restored(Estimate(float(value), float(stderr), meter.spent, status, found.dof))
@@ -279,7 +279,7 @@ class _Task:
     """What every method works on."""
 
     operator: LinearOperator
-    near: LinearOperator | None
+    control: LinearOperator | None
     probes: Probes
     meter: Meter
     tol: float
@@ -289,7 +289,7 @@ class _Task:
         """Whether a pilot and a sketch of it are too large to hold at once."""
         blocks = BLOCKS * MINIMUM * self.operator.dim * self.operator.dtype.itemsize
         full = blocks > self.operator.room(MEMORY_SHARE)
-        return full or _crowded(self.operator, self.near)
+        return full or _crowded(self.operator, self.control)
 
     def goal(self, images: Tensor, offset: float = 0.0) -> Goal:
         """The tolerance, with ‖A‖_F estimated from products AZ (P, k)."""
@@ -297,8 +297,10 @@ class _Task:
         return Goal(self.tol, torch.tensor([offset], dtype=torch.float64), floor.double()[None])
 
 
-def _dense(operator: LinearOperator, meter: Meter, near: LinearOperator | None = None) -> Estimate:
-    value = float(dense_diagonal(operator, near).double().sum())
+def _dense(
+    operator: LinearOperator, meter: Meter, control: LinearOperator | None = None
+) -> Estimate:
+    value = float(dense_diagonal(operator, control).double().sum())
     return Estimate(value, cost=meter.spent)
 
 
@@ -384,12 +386,16 @@ def _adaptive(task: _Task) -> Mean:
         return _hutchinson(task)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
     goal = task.goal(pilot.image)
-    near, affordable = task.near, pilot.block.shape[1] <= task.meter.left
-    if near is not None and affordable and not goal.judge(_whole(pilot.block, pilot.image)).reached:
-        known = near.known_trace()
+    control, affordable = task.control, pilot.block.shape[1] <= task.meter.left
+    if (
+        control is not None
+        and affordable
+        and not goal.judge(_whole(pilot.block, pilot.image)).reached
+    ):
+        known = control.known_trace()
         if known is not None:
-            pilot = with_control(pilot, near, lambda z, y: float(column_dots(z, y).var()))
-        if known is not None and pilot.near is not None:  # samples of A − C, with tr C known
+            pilot = with_control(pilot, control, lambda z, y: float(column_dots(z, y).var()))
+        if known is not None and pilot.control is not None:  # samples of A − C, with tr C known
             goal = goal.beyond(torch.tensor(known, dtype=torch.float64))
     if not pilot.target.symmetric:
         return _sample(pilot, _whole, task.probes, goal, task.meter)
@@ -451,16 +457,16 @@ def _sum_layers(diagonal: Tensor, where: dict[str, Tensor], meter: Meter) -> dic
     return {layer: Estimate(value, cost=meter.spent) for layer, value in sums.items()}
 
 
-def _crowded(operator: LinearOperator, near: LinearOperator | None) -> bool:
+def _crowded(operator: LinearOperator, control: LinearOperator | None) -> bool:
     """Whether the memory budget is too small for a pilot and a sketch."""
-    if operator.budget() is None or near is None or crowded(operator, MINIMUM, SKETCHED):
+    if operator.budget() is None or control is None or crowded(operator, MINIMUM, SKETCHED):
         return crowded(operator, MINIMUM, SKETCHED)
-    return crowded(operator - near, MINIMUM, SKETCHED)
+    return crowded(operator - control, MINIMUM, SKETCHED)
 
 
 def _sampled_layers(
     operator: LinearOperator,
-    near: LinearOperator | None,
+    control: LinearOperator | None,
     where: dict[str, Tensor],
     probes: Probes,
     meter: Meter,
@@ -470,15 +476,17 @@ def _sampled_layers(
         dots = [column_dots(block[index], image[index]) for index in where.values()]
         return torch.stack(dots, dim=1)
 
-    if _crowded(operator, near):
+    if _crowded(operator, control):
         return _stream(operator, forms, probes, meter, tol, block_columns(operator))
     pilot = plain_pilot(operator, probes, min(MINIMUM, meter.limit))
     floor = forms(pilot.image, pilot.image).mean(dim=0).sqrt()
     offset = torch.zeros_like(floor)
-    base = None if near is None else near.known_diagonal()
-    if near is not None and base is not None and pilot.block.shape[1] <= meter.left:
+    base = None if control is None else control.known_diagonal()
+    if control is not None and base is not None and pilot.block.shape[1] <= meter.left:
         unit = floor.square().clamp_min(torch.finfo(torch.float64).tiny)
-        pilot = with_control(pilot, near, lambda z, y: float((forms(z, y).var(dim=0) / unit).sum()))
-    if pilot.near is not None and base is not None:
+        pilot = with_control(
+            pilot, control, lambda z, y: float((forms(z, y).var(dim=0) / unit).sum())
+        )
+    if pilot.control is not None and base is not None:
         offset = torch.stack([base[index].double().sum().cpu() for index in where.values()])
     return _sample(pilot, forms, probes, Goal(tol, offset, floor), meter)

@@ -121,10 +121,10 @@ def probes_for(tol: float, dim: int, kind: str = "sphere", condition: float | No
 
 
 def unit_blocks(
-    operator: LinearOperator, near: LinearOperator | None = None
+    operator: LinearOperator, control: LinearOperator | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The identity in blocks of columns: (where, I[:, where]), beside what ``near`` keeps too."""
-    step = block_columns(operator if near is None else operator - near, held=1)
+    """The identity in blocks (where, I[:, where]) that fit beside what ``control`` keeps too."""
+    step = block_columns(operator if control is None else operator - control, held=1)
     for start in range(0, operator.dim, step):
         where = slice(start, min(start + step, operator.dim))
         width = where.stop - start

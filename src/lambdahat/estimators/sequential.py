@@ -43,10 +43,10 @@ class Meter:
         task: str,
         limit: int | None,
         operator: LinearOperator,
-        near: LinearOperator | None = None,
+        control: LinearOperator | None = None,
     ) -> None:
         self.task, self.dim = task, operator.dim
-        self.operators = [operator] if near is None else [operator, near]
+        self.operators = [operator] if control is None else [operator, control]
         default = min(2 * self.dim, LARGEST_DEFAULT)
         self.limit = default if limit is None else require_count(limit, "max_matvecs", least=2)
         self._before = sum(each.matvecs for each in self.operators)
@@ -160,14 +160,14 @@ class ProbePilot:
     """Probes Z (P, k) and their products with ``target``: A, or A − C for a control variate C."""
 
     target: LinearOperator
-    near: LinearOperator | None
+    control: LinearOperator | None
     block: Tensor
     image: Tensor
 
     @property
     def price(self) -> int:
         """2 with a control variate, else 1."""
-        return 1 if self.near is None else 2
+        return 1 if self.control is None else 2
 
 
 def plain_pilot(operator: LinearOperator, probes: Probes, count: int) -> ProbePilot:
@@ -176,20 +176,20 @@ def plain_pilot(operator: LinearOperator, probes: Probes, count: int) -> ProbePi
     return ProbePilot(operator, None, block, operator @ block)
 
 
-def with_control(pilot: ProbePilot, near: LinearOperator, spread: Spread) -> ProbePilot:
+def with_control(pilot: ProbePilot, control: LinearOperator, spread: Spread) -> ProbePilot:
     """The same probes with A − C if that halves the variance, since a product then costs two.
 
     ``spread(Z, AZ)`` is the variance to compare, on a few of the probes first, then on all.
     """
     block, image = pilot.block[:, :TRIAL], pilot.image[:, :TRIAL]
-    difference = image - (near @ block)
+    difference = image - (control @ block)
     if 2 * spread(block, difference) >= spread(block, image):
         return pilot
-    rest = pilot.image[:, TRIAL:] - (near @ pilot.block[:, TRIAL:])
+    rest = pilot.image[:, TRIAL:] - (control @ pilot.block[:, TRIAL:])
     difference = torch.cat([difference, rest], dim=1)
     if 2 * spread(pilot.block, difference) >= spread(pilot.block, pilot.image):
         return pilot
-    return ProbePilot(pilot.target - near, near, pilot.block, difference)
+    return ProbePilot(pilot.target - control, control, pilot.block, difference)
 
 
 SKETCHED = 4.0  # vectors for each column of a block and of a sketch of it, beside a product

@@ -453,17 +453,17 @@ class Hessian(Curvature):
         return HessianForm(self.problem)
 
     @cached_property
-    def _near(self) -> GaussNewton:
+    def _gauss_newton(self) -> GaussNewton:
         """The Gauss–Newton matrix, which shares what is known of its closed form."""
-        near = ggn(self.problem, memory=self.memory)
-        near.exact = self.exact.near
-        return near
+        gauss_newton = ggn(self.problem, memory=self.memory)
+        gauss_newton.exact = self.exact.gauss_newton
+        return gauss_newton
 
     def control(self) -> LinearOperator | None:
-        if self.exact.near.factors is None:
+        if self.exact.gauss_newton.factors is None:
             return None
         # what forbids a second derivative forbids Jv too
-        return None if self.mode == "finite" else self._near
+        return None if self.mode == "finite" else self._gauss_newton
 
 
 class GaussNewton(Curvature):

@@ -157,8 +157,8 @@ def closed_form_rounding(operator: LinearOperator) -> tuple[float, float] | None
     if known is not None:
         return known
     problem, form = operator.problem.alone(), operator.exact
-    near = form.near if isinstance(form, HessianForm) else form
-    few, share = _strata(problem, near.sample_weights)
+    gauss_newton = form.gauss_newton if isinstance(form, HessianForm) else form
+    few, share = _strata(problem, gauss_newton.sample_weights)
     with default_context(), rng_untouched(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
 
@@ -289,9 +289,10 @@ class PrecisionComparison:
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # whatever a model raises whose second derivatives are in float32
-                self._twins = [
-                    (model, _without_double(model, twins)) for model, twins in self._twins
-                ]
+                for place, (model, twins) in enumerate(self._twins):
+                    few = twins.own.problem.alone()
+                    moved = _perturb(few, torch.finfo(few.vector.dtype).eps)
+                    self._twins[place] = (model, replace(twins, double=model.like(moved)))
                 doubles = [self._product(block, part, double=True) for part in range(count)]
         image = torch.stack(doubles).mean(dim=0)
         errors = torch.stack(own) - torch.stack(doubles)
@@ -369,12 +370,6 @@ def _twins_of(model: Curvature, samples: int) -> _Twins:
 
     double = _run_in_double(few, prepared, halved=parts == 0 and separate)
     return _Twins(own, double, parts, whole.num_samples / few.num_samples)
-
-
-def _without_double(model: Curvature, twins: _Twins) -> _Twins:
-    """The twins with perturbed parameters in place of float64."""
-    few = twins.own.problem.alone()
-    return replace(twins, double=model.like(_perturb(few, torch.finfo(few.vector.dtype).eps)))
 
 
 def _run_in_double(problem: Problem, run: Callable[[Problem], Any], halved: bool = False) -> Any:

@@ -162,7 +162,9 @@ class Ranks:
 
     def _header(self, kind: str, given: Tensor | None) -> Tensor:
         """[digits and readings, their squares, the length of ``given``, 1, 0, 0]."""
-        digits = torch.tensor(_digits(kind), dtype=torch.float64)
+        # a hash of the text as six digits below 16, whose squares sum exactly in float32
+        number = int.from_bytes(hashlib.blake2b(kind.encode(), digest_size=3).digest(), "big")
+        digits = torch.tensor([number >> (4 * i) & 15 for i in range(DIGITS)], dtype=torch.float64)
         reading, length = torch.zeros(READINGS, dtype=torch.float64), 0.0
         if given is not None:
             reading, others = _read(given)
@@ -313,12 +315,6 @@ def _unlike(rows: Tensor, room: float | None) -> list[int]:
     near = EXACTLY * size.max() if room is None else room * size[0, -1]
     same = (rows == first) | (rows.isnan() & first.isnan()) | ((rows - first).abs() <= near)
     return [int(rank) for rank in (~same).any(dim=1).nonzero().flatten()]
-
-
-def _digits(kind: str) -> list[float]:
-    """A hash of a text as six digits below 16, whose squares sum exactly in float32."""
-    number = int.from_bytes(hashlib.blake2b(kind.encode(), digest_size=3).digest(), "big")
-    return [float(number >> (4 * i) & 15) for i in range(DIGITS)]
 
 
 CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks")

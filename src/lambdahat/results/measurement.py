@@ -132,19 +132,17 @@ class Comparison(Result):
         for quantity in self.readings:
             values = [self.value(quantity, name) for name in self.names]
             parts = zip(self.names, values, strict=True)
-            told = ", ".join(f"{name} {_with_status(value)}" for name, value in parts)
-            lines.append(f"{quantity}: {told}")
-        given = ", ".join(f"{key} {_text(value)}" for key, value in self.settings.items())
+            texts = []
+            for name, value in parts:
+                text = str(value).partition(" [")[0]
+                status = "" if value.status.ok else f" [{value.status.name}]"
+                texts.append(f"{name} {text}{status}")
+            lines.append(f"{quantity}: {', '.join(texts)}")
+        given = ", ".join(
+            f"{key} {value:.5g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in self.settings.items()
+        )
         return "\n".join([*lines, *([f"at {given}"] if given else [])])
-
-
-def _with_status(estimate: Estimate) -> str:
-    text = str(estimate).partition(" [")[0]
-    return text if estimate.status.ok else f"{text} [{estimate.status.name}]"
-
-
-def _text(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def _less(one: Estimate, two: Estimate) -> Estimate:

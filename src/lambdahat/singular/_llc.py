@@ -34,11 +34,11 @@ from lambdahat.sampling.tuning.hamiltonian import draw_by_trajectories, require_
 from lambdahat.sampling.tuning.unadjusted import EFFECTIVE, FULL, draw_by_steps, require_enough
 
 # errors, and part of the mean, by which the distance changes where chains count as not mixed
-WANDERED = 4.0, 0.5
+DISTANCE_DRIFT = 4.0, 0.5
 # draws lower than the centre by this part of λ̂, and the share of them that no minimum shows
-BELOW = 0.1, 0.01
+BELOW_CENTRE = 0.1, 0.01
 # of λ̂: what a line search along the gradient at the centre may gain in nβL at a minimum
-DESCENT = 0.1
+DESCENT_GAIN = 0.1
 NAMES = ("n/log n", "batch")
 DENSE = 300  # parameters up to which the whole Hessian is diagonalised
 # parameters beyond which no data set determines most directions, and the spectrum is not looked at
@@ -256,10 +256,10 @@ def _status(problem: Problem, run: SamplingRun, fixed: bool) -> Status:
     if reading.bias > 0.25 * abs(reading.value):
         return Status.STEP_BIAS
     # flat directions are still filling where the distance from the centre changes grossly
-    change, (errors, part) = chains.diagnostics.distance_drift, WANDERED
+    change, (errors, part) = chains.diagnostics.distance_drift, DISTANCE_DRIFT
     gross = max(errors * float(change.stderr), part * float(chains.diagnostics.distance.mean()))
-    wandered = abs(float(change)) > gross
-    if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled or wandered:
+    drifted_away = abs(float(change)) > gross
+    if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled or drifted_away:
         return Status.NOT_MIXED
     if fixed and chains.diagnostics.ess_mean < EFFECTIVE:
         return Status.NOT_MIXED
@@ -272,8 +272,8 @@ def _below_centre(problem: Problem, run: SamplingRun) -> bool:
     if reading.value + 2 * reading.stderr < 0:
         return True
     noise = math.sqrt(chains.noise.get("energy", 0.0))
-    deep = chains.energies < -BELOW[0] * abs(reading.value) - 4 * noise
-    if float(deep.mean()) > BELOW[1]:
+    deep = chains.energies < -BELOW_CENTRE[0] * abs(reading.value) - 4 * noise
+    if float(deep.mean()) > BELOW_CENTRE[1]:
         return True
     windows = chains.energies[:, : chains.energies.shape[1] // 25 * 25].reshape(len(chains), -1, 25)
     if windows.size and len(chains) > 1:
@@ -292,7 +292,7 @@ def _below_centre(problem: Problem, run: SamplingRun) -> bool:
     change = problem.gradient(theta + step * gradient) - gradient
     curvature = abs(float((change.double() * gradient.double()).sum())) / step
     gain = square**2 / (2 * curvature) if curvature > 0 else math.inf
-    return chains.nbeta * gain > DESCENT * abs(reading.value)
+    return chains.nbeta * gain > DESCENT_GAIN * abs(reading.value)
 
 
 def inverse_temperature(nbeta: Any, num_samples: int, batch_size: int) -> tuple[float, str]:

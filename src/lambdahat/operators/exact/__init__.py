@@ -39,22 +39,22 @@ class HessianForm:
     """The closed form of ∂²L/∂θ²: that of the Gauss–Newton matrix, and what activations add."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.near = problem, ClosedForm(problem, "hessian")
+        self.problem, self.gauss_newton = problem, ClosedForm(problem, "hessian")
 
     @cached_property
     def form(self) -> ModelForm:
         """What prevents a closed form of the diagonal, and the signals it takes."""
         if self.problem.loss_function is None:
             return no_form("the problem has no separate model output")
-        near, few = self.near, self.near.few
+        gauss_newton, few = self.gauss_newton, self.gauss_newton.few
         form = form_of(few)
         if form.refused:
-            near.forget()
+            gauss_newton.forget()
         # without one there is nothing to guard
-        if form.refused or not form.bends or not near.trace_by:
+        if form.refused or not form.bends or not gauss_newton.trace_by:
             return ModelForm(form.curved, form.refused)
         few.mixed(twice=True)  # before what does with less
-        return verify(form, few, near.trusted)
+        return verify(form, few, gauss_newton.trusted)
 
     @property
     def trace_by(self) -> str:
@@ -62,24 +62,24 @@ class HessianForm:
         if self.form.refused:
             return ""
         many = self.form.columns > closed_form.MANY_FACTORS
-        return "rounds" if many and self.near.trace_by else self.near.trace_by
+        return "rounds" if many and self.gauss_newton.trace_by else self.gauss_newton.trace_by
 
     @property
     def closed_diagonal(self) -> bool:
         """Whether the diagonal is known without products."""
         few = not self.form.refused and self.form.columns <= MOST_COLUMNS
-        return few and self.near.factors is not None
+        return few and self.gauss_newton.factors is not None
 
     def why_not(self) -> str:
         """Why there is no closed form, where that is known."""
         if self.form.refused or self.form.columns <= MOST_COLUMNS:
-            return self.form.refused or self.near.why_not()
+            return self.form.refused or self.gauss_newton.why_not()
         return f"{self.form.curved}, which takes {self.form.columns} signals a sample"
 
     def like(self, problem: Problem) -> HessianForm:
         """The form of the same model and loss on other data or in another precision, unchecked."""
         other = HessianForm(problem)
-        other.near, other.form = self.near.like(problem), self.form
+        other.gauss_newton, other.form = self.gauss_newton.like(problem), self.form
         return other
 
     def sums(self, diagonal: bool = False, only: Batch | None = None) -> Tensor | None:
@@ -89,36 +89,36 @@ class HessianForm:
         """
         if not self.closed_diagonal:
             return None
-        extra = Residuals(self.problem, self.near.leaves, diagonal)
-        found = self.near.sums(diagonal, extra, only)
+        extra = Residuals(self.problem, self.gauss_newton.leaves, diagonal)
+        found = self.gauss_newton.sums(diagonal, extra, only)
         return None if self._differs(extra) else found
 
     def sample(self, tol: float, seed: int) -> Estimate | None:
         """The trace by random signals, where all would be too many."""
         if self.trace_by != "rounds":
             return None
-        near, seen = self.near, list[Residuals]()
+        gauss_newton, seen = self.gauss_newton, list[Residuals]()
 
         def together(index: int) -> Residuals:
             """Random signs at the activations, in a round with random factors at the output."""
-            seen.append(SampledResiduals(self.problem, near.leaves, seed, index))
+            seen.append(SampledResiduals(self.problem, gauss_newton.leaves, seed, index))
             return seen[-1]
 
         def signs(rounds: range) -> list[float]:
             """Random signs at the activations, for the output is exact."""
-            extra = ResidualRounds(self.problem, near.leaves, seed, rounds)
+            extra = ResidualRounds(self.problem, gauss_newton.leaves, seed, rounds)
             seen.append(extra)
-            assert near.factors is not None
-            near.accumulate(replace(near.factors, count=0), False, extra)
+            assert gauss_newton.factors is not None
+            gauss_newton.accumulate(replace(gauss_newton.factors, count=0), False, extra)
             found: list[float] = self.problem.ranks.sum(
                 extra.totals, "the residuals of a trace"
             ).tolist()
             return found
 
-        if near.many:
-            found = near.sample(tol, seed, together)
+        if gauss_newton.many:
+            found = gauss_newton.sample(tol, seed, together)
         else:
-            base = near.sums()
+            base = gauss_newton.sums()
             assert base is not None
             found = mean_of_rounds(signs, tol, float(base.sum()))
         return None if found is None or self._differs(*seen) else found

@@ -207,7 +207,9 @@ def _disagreement(
         slopes = mixed.slopes | unused
         hidden = _Hidden(leaves, slopes, bends, generator(0, "hidden curvature", device=device))
         for group in groups:
-            for name in _singles(group, own, squares):
+            # a parameter of each layer that has squares; of many layers only the first
+            names = [next((k for k in own[prefix] if k in squares), "") for prefix in group]
+            for name in list(filter(None, names))[: None if len(own) <= MOST_PROBED else 1]:
                 check = _single_check(leaves[name], slopes[name], squares[name])
                 checks.append(([owner(name)], check))
             checks.append((group, hidden.check([own[prefix] for prefix in group])))
@@ -247,12 +249,6 @@ def _failing(checks: Sequence[_Check], allowed: float) -> list[int]:
         if not gap <= allowed * size + noise:
             wrong.append(place)
     return wrong
-
-
-def _singles(group: Sequence[str], own: dict[str, list[str]], squares: Squares) -> list[str]:
-    """A parameter of each layer that has ``squares``; for many layers only the first."""
-    found = [next((name for name in own[prefix] if name in squares), "") for prefix in group]
-    return [name for name in found if name][: None if len(own) <= MOST_PROBED else 1]
 
 
 def _single_check(leaf: Tensor, slope: Tensor, square: Tensor) -> _Check:
