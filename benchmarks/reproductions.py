@@ -208,20 +208,17 @@ def overview(runs: Sequence[Run]) -> str:
 
 
 def summary(runs: Sequence[Run]) -> str:
-    """How many claims of each run hold."""
+    """How many of the paper's claims hold in each run."""
     lines = [
         (
             f"[`{run.experiment.name}`]({run.anchor})",
             run.store.scale,
-            *(str(count) for count in run.counts()),
-            _ours(run.barriers()),
-            _ours(run.counts(own=True)),
-            run.experiment.part,
             run.experiment.title,
+            *(str(count) for count in run.counts()),
         )
         for run in runs
     ]
-    return markdown_table(("experiment", "scale", *COUNTS, "in the paper", "what"), lines).rstrip()
+    return markdown_table(("experiment", "scale", "what", *VERDICTS), lines).rstrip()
 
 
 def _decided(runs: Sequence[Run]) -> str:

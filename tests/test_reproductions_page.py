@@ -63,7 +63,7 @@ def test_a_line_and_a_section_for_each_run(script, one_toy, tmp_path):
         script.UNSEARCHED + '# Toys: all claims\n\nEvery claim of "no paper" that was tested,'
     )
     assert "[Toys](../toy-results.md)" in claims
-    assert "| [`toy`](#toy-cpu) | cpu | 1 | 0 | 0 | 0 |  |  | Table 1 | A toy |" in claims
+    assert "| [`toy`](#toy-cpu) | cpu | A toy | 1 | 0 | 0 | 0 |" in claims
     assert "\n## toy cpu\n\nA toy (Table 1).\n\n- Command: `lambdahat reproduce toy" in claims
     assert "`lambdahat reproduce toy --scale cpu` (8 cells, torch" in claims
     assert "| holds | The fast rate is above one | Table 1 | 2 |" in claims
