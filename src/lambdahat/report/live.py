@@ -41,7 +41,7 @@ from lambdahat.report import figures  # noqa: F401  (registers the charts)
 from lambdahat.report.plotly_charts import describe_chart, figure_of
 from lambdahat.report.style import minus
 from lambdahat.results import Result, Status
-from lambdahat.results.charts import Chart, Series, charts_of, counted
+from lambdahat.results.charts import Chart, Series, charts_of, counted, label_text
 from lambdahat.results.measurement import Measurement
 from lambdahat.training.history import Run
 from lambdahat.training.metrics import parse_rows
@@ -494,10 +494,10 @@ class MeasurementSource(LiveSource):
             seen.add((whole, status))
             text = _short(row["value"], row["stderr"])
             words = ("", "") if told else (status.name, status.value)
-            found.append(_fact(quantity, text, *words))
+            found.append(_fact(label_text(quantity), text, *words))
         left = [name for name in self._asked if name not in self._results]
         return found + [
-            _fact(name, "", "measuring" if place == 0 else "waiting")
+            _fact(label_text(name), "", "measuring" if place == 0 else "waiting")
             for place, name in enumerate(left)
         ]
 

@@ -60,6 +60,7 @@ PANELS = {  # label and the columns that share its axis
 EIGENVALUES = {"largest eigenvalues": 20.0, "ends of the spectrum": 5.0}
 BINS, SPECTRA = 60, 200  # of a map of spectra: along the axis, and over time at most
 LEAST = 1e-8  # share of eigenvalues that is shown
+UNSEEN = 0.005  # of the range of a curve: bars below that are caps without a bar
 BATCH = "batch size B"
 POINTS = 60  # of a predicted curve
 
@@ -109,7 +110,7 @@ def _curve(run: Run, name: str, text: str) -> Series | None:
     x, y, error = (
         [row["progress"] for row in rows],
         [row[name] for row in rows],
-        half if any(half) else None,
+        half if max(half) > UNSEEN * float(np.ptp([row[name] for row in rows])) else None,
     )
     if name.endswith("_threshold"):
         return Series("threshold", x, y, error, style="segments", colour="muted", dashed=True)
