@@ -25,7 +25,7 @@ from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.curvature import Curvature
 from lambdahat.operators.exact import COMPARED_WHOLE, HessianForm
 from lambdahat.problem import Problem
-from lambdahat.problem.batches import Batches, rng_untouched, take
+from lambdahat.problem.batches import Batches, free_memory, rng_untouched, take
 from lambdahat.problem.losses import NAMED
 from lambdahat.results import NORMAL_QUANTILE, Estimate, Status
 
@@ -349,7 +349,10 @@ def _fits(model: Curvature) -> bool:
     """Whether there is room for the vectors of a comparison; a problem's budget is kept for its
     estimators.
     """
-    free = model.budget() is None and model.free_memory()
+    problem = model.problem
+    if problem.memory is not None:
+        return False
+    free = problem.ranks.least(free_memory(problem.device), "the free memory", problem.device)
     return VECTORS * torch.float64.itemsize * model.dim <= MEMORY_SHARE * free
 
 
