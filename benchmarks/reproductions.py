@@ -89,6 +89,12 @@ class Run:
         )
         if not self.experiment.sizes:
             return self.store.scale
+        trained = self.experiment.trained(self.store.scale)
+        alike = [each for each in trained if not each.unlike(each.nearest(self.experiment.sizes))]
+        names = " and ".join(dict.fromkeys(each.network for each in alike if each.network))
+        if other and names:
+            rest = f"reduced ({reduced})" if reduced else "the paper's"
+            return f"{names}: {rest}; the others stand-in: {other}"
         return (
             f"stand-in: {other}"
             if other

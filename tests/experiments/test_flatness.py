@@ -342,6 +342,21 @@ def test_claims_on_degeneracy_follow_from_rows(rank, shown, origin, expected):
     assert set(found.values()) == {expected}
 
 
+def test_other_networks_are_not_asked_what_is_said_of_one_that_has_run():
+    shared = {"exact": False, "mode": "eval", "last": True, "bound": None, "parameters": 1000}
+    rows = [
+        {**shared, "network": name, "curvature": curvature, "seed": seed}
+        | {"degeneracy": 0.5, "origin": 1e-8, "epoch": 4}
+        for name in ("MLP-9", "VGG-16")
+        for curvature in rank_degeneracy.CURVATURES
+        for seed in range(3)
+    ]
+    for asked, others in (("VGG-16", rows), ("MLP-9", rows[:6])):
+        found = verdicts_of(rank_degeneracy, others)
+        assert len(found) == 3
+        assert all(claim.startswith(f"{asked}: ") for claim in found)
+
+
 @pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
 def test_claims_on_hessian_and_gauss_newton_matrix_at_the_origin_follow_from_rows(sign, expected):
     rows = [

@@ -227,6 +227,32 @@ def test_outliers_are_several_and_no_more_than_classes(number, several, few):
     assert found["no more outliers than classes, 10"] == few
 
 
+@pytest.mark.parametrize("experiment", [curvature_suite, bulk_outliers])
+@pytest.mark.parametrize(("failed", "judged"), [((), True), ((0,), True), ((0, 3, 4, 5), False)])
+def test_networks_that_have_not_learnt_are_left_out(experiment, failed, judged):
+    """Those left give the same verdicts, and fewer than three give none."""
+    made = suite_rows if experiment is curvature_suite else bulk_rows
+    rows = [
+        {**row, **({"largest": 1e9, "kept": [0, 9]} if row["seed"] in failed else {})}
+        | {"data": "cifar100", "training accuracy": 1.0 if row["seed"] in failed else 60.0}
+        for row in made(True)
+        if row.get("part") == "matrix" or row["seed"] < 6
+    ]
+    claims = experiment.EXPERIMENT.claims(Rows({**SUBJECT, **row} for row in rows))
+    about = [claim for claim in claims if not claim.sentence.startswith("spiked matrix")]
+    reason = (
+        "" if judged else "2 of 6 networks have learnt (training accuracy above 2 %), fewer than 3"
+    )
+    assert about
+    assert {claim.unmet for claim in about} == {reason}
+    left = [
+        claim
+        for claim in claims
+        if claim.sentence.endswith("of number 20 (share within their leading 20)")
+    ]
+    assert all(claim.reading.value == pytest.approx(0.7, abs=0.1) for claim in left)
+
+
 def test_the_tracy_widom_mean_is_not_the_thesis_claim():
     (own,) = [
         claim

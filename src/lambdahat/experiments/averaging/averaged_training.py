@@ -448,10 +448,6 @@ def tuned_start(averages: Rows, name: str, lowest: bool = False) -> dict[Any, fl
     return out
 
 
-# per cent; the other sets have ten classes
-CHANCE = {"cifar100": 1.0, "imagenet32": 0.1, "imagenet": 0.1}
-TEN_CLASSES = 10.0
-LEARNT = 2.0  # times chance
 SATURATED = 99.5  # per cent held out, beyond which nothing is left to gain
 SETTLED = 1.0  # points that the iterates may still gain while they are averaged
 
@@ -465,8 +461,9 @@ def unlearnt(*parts: Rows) -> str:
     """Names a run whose held-out accuracy is less than twice chance, or ""."""
     for part in parts:
         accuracy = kit.over_seeds(part, "accuracy").value
-        chance = CHANCE.get(part[0].get("data", ""), TEN_CLASSES) if len(part) else TEN_CLASSES
-        if accuracy < LEARNT * chance:
+        data = part[0].get("data", "") if len(part) else ""
+        chance = training.CHANCE.get(data, training.TEN_CLASSES)
+        if accuracy < training.LEARNT * chance:
             figures = f"{accuracy:.1f} % held out where a guess has {chance:g} %"
             return f"{name_of(part)} learnt nothing, {figures}"
     return ""

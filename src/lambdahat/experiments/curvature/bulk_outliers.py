@@ -125,7 +125,9 @@ def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
 
 def claims(rows: Rows) -> Iterator[Claim]:
     """Claims on the spiked model, then on networks half-way through training."""
-    matrices, half = rows.where(part="matrix"), rows.where(part="network", last=False)
+    matrices = rows.where(part="matrix")
+    trained, unmet = training.learnt(rows.where(part="network"))
+    half = trained.where(last=False)
     what, classes, law = kit.subject(half), half[0]["classes"], TracyWidom()
     claim = kit.ClaimTexts(f"""
         outliers: spiked matrix: its three outliers are seen as such, and no other
@@ -155,18 +157,18 @@ def claims(rows: Rows) -> Iterator[Claim]:
     yield claim("cone", misses, general=True)
     yield claim("hidden", kit.over_seeds(matrices, "hidden"), general=True)
     outliers = kit.over_seeds(half, "outliers")
-    yield claim("several", outliers)
-    yield claim("classes", outliers)
+    yield claim("several", outliers, unmet=unmet)
+    yield claim("classes", outliers, unmet=unmet)
     known = [row for row in half if row["weight edge"] > 0 < row["edge"]]
     ratios = kit.mean_of([math.log10(row["weight edge"] / row["edge"]) for row in known])
-    yield claim("threshold", ratios, margin=FACTOR)
+    yield claim("threshold", ratios, margin=FACTOR, unmet=unmet)
     sharp, flat = ({row["seed"]: row["kept"][place] for row in half} for place in (0, -1))
-    yield claim("kept", kit.paired_difference(sharp, flat))
+    yield claim("kept", kit.paired_difference(sharp, flat), unmet=unmet)
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Spikes as predicted and as found; the networks' bulks."""
-    matrices, networks = rows.where(part="matrix"), rows.where(part="network")
+    matrices, (networks, _) = rows.where(part="matrix"), training.learnt(rows.where(part="network"))
     first, lines = matrices[0], list[tuple[str, ...]]()
     for place, spike in enumerate(SPIKES):
         line = [f"{spike:g}"]
@@ -190,8 +192,8 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Both spectra, and how much of each eigenvector is kept."""
-    half = rows.where(part="network", last=False)
-    matrix, net = rows.where(part="matrix", seed=0)[0], half.where(seed=0)[0]
+    half = training.learnt(rows.where(part="network"))[0].where(last=False)
+    matrix, net = rows.where(part="matrix", seed=0)[0], half[0]
     for title, row, source in (
         ("Spiked matrix", matrix, "Figure 6.1a"),
         (f"Hessian of {net['network']}, epoch {net['epoch']}", net, "Figure 6.1b"),
@@ -209,7 +211,7 @@ def charts(rows: Rows) -> Iterator[Chart]:
 # data set, training and held-out samples, epochs, seeds; network, images and depth of the Hessian
 SMOKE = ("digits", 400, 300, 6, 3, "MLP-16", 300, 40)
 CPU = ("mnist", 4000, 2000, 6, 5, "LeNet-5", 1000, 60)
-PAPER = ("cifar100", 45_000, 5_000, 34, 3, "VGG-16", 512, 80)
+PAPER = ("cifar100", 45_000, 5_000, 34, 6, "VGG-16", 512, 80)
 EXPERIMENT = kit.Experiment(
     "bulk-outliers",
     "Bulk and outliers of a spiked matrix and of a trained network",
@@ -228,6 +230,8 @@ EXPERIMENT = kit.Experiment(
           threshold 1.
         The network is measured half-way, as in the figure, before the rate falls: at paper scale
           after 17 epochs of 45,000 images in place of 150, over 512 of them.
+        Networks that have not learnt are left out, and fewer than three others are not judged: at
+          rate 0.05, without batch norm, VGG-16 may stay at chance. The rule came after the runs.
         Held-out images stand for the true loss; kept is what lies in the span of their {PAIRS}
           leading ones.
         On a CPU LeNet-5 and images of MNIST.

@@ -20,7 +20,7 @@ from lambdahat._core.rng import generator
 from lambdahat.data.catalogue import load
 from lambdahat.data.splits import augment
 from lambdahat.estimators import frobenius_norm, spectrum
-from lambdahat.experiments.kit.cells import Cell, Row
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.models import all_cnn, lenet5, make_model, preresnet, vgg16, wide_resnet
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
@@ -36,6 +36,11 @@ Pair = tuple[Tensor, Tensor]
 MOMENTUM = 0.9
 # images that are evaluated at once: 8,192 take 20 GB in VGG-16, and several processes share a GPU
 PIECE = 1024
+LEAST = 3  # networks that have learnt, below which nothing is judged
+# of the training accuracy, per cent; the other sets have ten classes
+CHANCE = {"cifar100": 1.0, "imagenet32": 0.1, "imagenet": 0.1}
+TEN_CLASSES = 10.0
+LEARNT = 2.0  # times chance
 NORM_TOLERANCE = 0.1  # of the Frobenius norm, so about 20 % of its square at 95 % confidence
 PHOTOGRAPHS = ("cifar10", "cifar100")
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -221,6 +226,24 @@ def mean_square(curvature: LinearOperator, seed: int) -> Row:
         "frobenius": value**2 / curvature.dim,
         "frobenius stderr": 2 * value * float(norm.stderr) / curvature.dim,
     }
+
+
+def learnt(rows: Rows) -> tuple[Rows, str]:
+    """The rows of the seeds whose networks have learnt, and why they are too few to judge, or "".
+
+    A network that trains to less than twice the accuracy of guessing has not; where all have, any
+    number of them is judged.
+    """
+    name = "training accuracy"
+    last = {row["seed"]: row[name] for row in rows if row.get(name) is not None}
+    chance = CHANCE.get(rows[0].get("data", ""), TEN_CLASSES)
+    failed = [seed for seed, accuracy in last.items() if accuracy < LEARNT * chance]
+    kept = [seed for seed in last if seed not in failed]
+    if not failed:
+        return rows, ""
+    few = f"{len(kept)} of {len(last)} networks have learnt (training accuracy above"
+    reason = f"{few} {LEARNT * chance:g} %), fewer than {LEAST}" if len(kept) < LEAST else ""
+    return (rows.where(seed=kept) if kept else rows), reason
 
 
 @torch.no_grad()
