@@ -66,10 +66,10 @@ def train(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
     model = lh.models.preresnet(11, classes=10, seed=0)
     # HERE: its weights: model.load_state_dict(torch.load("weights.pt", map_location="cpu"))
     # HERE: your data, a Dataset, a DataLoader (without shuffling) or tensors
-    images = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(64) % 10
+    images = torch.randn(32, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(32) % 10
     # norm="eval" uses the running statistics of batch norm; batch_size is what fits in memory
-    return lh.Problem(model, "cross_entropy", (images, labels), batch_size=32, norm="eval")
+    return lh.Problem(model, "cross_entropy", (images, labels), batch_size=16, norm="eval")
 """,
     "transformers": """def make_problem() -> lh.Problem:
     from transformers import GPT2Config, GPT2LMHeadModel
