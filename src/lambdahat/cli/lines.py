@@ -139,7 +139,9 @@ def _show(
     if as_json:
         print_json({name: _document(result) for name, result in found.items()})
     elif table:
-        print_table(HEADER, table)
+        held_out = any(result.held_out is not None for result in found.values())
+        columns = len(HEADER) if held_out else len(HEADER) - 2
+        print_table(HEADER[:columns], [row[:columns] for row in table])
         if out is not None:
             print(f"written to {out}")
 
