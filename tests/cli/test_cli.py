@@ -791,7 +791,7 @@ def test_init_writes_a_factory_that_runs_at_once(kind, tmp_path):
     found = call("measure", f"{name}:make_problem", "--what", "fisher_rao", "--json")
     assert found.exit_code in (0, 1), found.output
     about = json.loads(found.stdout)["about"]
-    assert about["samples"] == {"plain": 1438, "images": 64, "transformers": 16}[kind]
+    assert about["samples"] == {"plain": 1438, "images": 32, "transformers": 9}[kind]
 
 
 def test_init_overwrites_nothing(tmp_path):
