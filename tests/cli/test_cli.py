@@ -616,7 +616,9 @@ def test_interrupt_exits_with_130_and_keeps_what_was_finished(project, tmp_path)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert error.strip() == "interrupted; finished results are kept; the same command resumes"
+    # on a busy machine lines of progress come before it
+    *_, last = error.strip().splitlines()
+    assert last == "interrupted; finished results are kept; the same command resumes"
     assert (tmp_path / "run" / "trace.json").exists()
 
 
