@@ -158,7 +158,7 @@ def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
     looks = np.unique(np.linspace(max(draws / LOOKS, 1), draws, LOOKS).astype(int))
     places = np.unique(np.concatenate([looks, np.arange(1, draws + 1, math.ceil(draws / POINTS))]))
     final = result if isinstance(result, LearningCoefficient) else mean_energy(result)
-    over = f"{INTERVAL} of the mean over {counted(len(energies), 'chain')}"
+    over = f"{INTERVAL} over {counted(len(energies), 'chain')}"
     series = []
     for chain, colour, name, _ in _looks(chains):
         seen = places[places <= _steady(energies[chain])]
@@ -188,7 +188,7 @@ def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
     value = "λ̂ unknown"
     if math.isfinite(float(final)):
         value = f"λ̂ = {value_text(final)}"
-        look = {"colour": "ink", "mark": "diamond", "band": over.replace("the mean", "λ̂")}
+        look = {"colour": "ink", "mark": "diamond", "band": over}
         series.append(interval_series(value, [(float(draws), final)], **look))
     title, label = (
         with_status(f"Running mean: {value}", result.status),

@@ -127,16 +127,16 @@ class Chart:
     @property
     def below(self) -> str:
         """The caption, then what the bands and bars are, and what is hollow and why."""
-        bands: dict[tuple[str, str], list[str]] = {}
+        bands: dict[str, dict[str, list[str]]] = {}
         for one in self.series:
             if one.error is not None and one.band and any(one.error):
-                shape = "Band" if one.style in BANDED and len(one.x) > 1 else "Bar"
-                names = bands.setdefault((shape, one.band), [])
-                names += [one.name] * (one.name not in names)
+                shape = "bands" if one.style in BANDED and len(one.x) > 1 else "bars"
+                bands.setdefault(one.band, {}).setdefault(shape, []).append(one.name)
         parts = [self.caption]
-        for (shape, band), names in bands.items():
+        for band, shapes in bands.items():
+            names = list(dict.fromkeys(name for found in shapes.values() for name in found))
             of = f" of {', '.join(names)}" if len(bands) > 1 and len(names) <= 3 else ""
-            parts.append(f"{shape}s{of}: {band}.")
+            parts.append(f"{' and '.join(shapes).capitalize()}{of}: {band}.")
         found = (one.statuses[place] for one in self.series for place in one.hollow)
         if statuses := dict.fromkeys(found):
             parts.append(f"Hollow: not converged ({', '.join(statuses)}).")
