@@ -32,7 +32,10 @@ def folder(tmp_path, monkeypatch):
         yield tmp_path
 
 
-@pytest.mark.parametrize("page", in_two_jobs(PAGES), ids=lambda page: page.name)
+WITH_PYTHON = [page for page in PAGES if any(kind == "python" for kind, *_ in blocks(page))]
+
+
+@pytest.mark.parametrize("page", in_two_jobs(WITH_PYTHON), ids=lambda page: page.name)
 def test_python_blocks_run_and_print_what_is_shown(page, folder):
     namespace = {"__name__": "documentation"}
     for kind, body, note, shown in blocks(page):
