@@ -51,7 +51,7 @@ bench-page: .venv/.dev ## The tables and figures of docs/bench.md, from benchmar
 cluster-check: .venv/.cluster ## The same rows on loky, dask and ray
 	$(BIN)/python benchmarks/cluster_check.py
 
-# The wheel and the sdist install beside torch in a fresh environment, and measure a trace there.
+# The wheel and the sdist install beside torch in a fresh environment, measure a trace and run the first notebook there.
 dist-check: .venv/.dev ## The wheel and the sdist install and work
 	$(BIN)/python tests/distribution.py
 

@@ -34,6 +34,23 @@ assert "trace = " in page.read_text(encoding="utf-8")  # its templates and scrip
 print(f"trace {found:.6g}")
 """
 
+FIRST = ROOT / "examples" / "notebooks" / "1-first-look.ipynb"
+NOTEBOOK = """
+import sys, tempfile, nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], as_version=4)
+for cell in notebook.cells:
+    if cell.cell_type == "code":
+        cell.outputs = []
+where = "import lambdahat; assert 'site-packages' in lambdahat.__file__ and %r in lambdahat.__file__"
+notebook.cells.insert(0, nbformat.v4.new_code_cell(where % sys.prefix))
+with tempfile.TemporaryDirectory() as folder:
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}}).execute()
+shown = [kind for cell in notebook.cells for out in cell.get("outputs", ()) for kind in out.get("data", ())]
+assert {"image/png", "text/html"} <= set(shown), shown
+print(shown.count("text/html"), "tables,", shown.count("image/png"), "figures")
+"""
+
 
 def run(*command: str | Path, **environment: str) -> str:
     """What a command prints; its errors where it fails."""
@@ -91,7 +108,9 @@ def used(package: Path, folder: Path, tools: Path) -> str:
     # its own first; an editable install is not seen through a path
     path = f"{target}{os.pathsep}{borrowed}"
     trace = run(python, "-c", TRACE, PYTHONPATH=path)
-    return f"{run(python, '-m', 'lambdahat', '--version', PYTHONPATH=path)}, {trace}"
+    notebook = run(python, "-c", NOTEBOOK, FIRST, PYTHONPATH=path)
+    version = run(python, "-m", "lambdahat", "--version", PYTHONPATH=path)
+    return f"{version}, {trace}, {FIRST.name}: {notebook}"
 
 
 def contents(wheel: Path, sdist: Path) -> None:

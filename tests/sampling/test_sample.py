@@ -457,7 +457,7 @@ def test_chains_survive_the_disk(tmp_path):
 
 
 def test_chains_for_arviz():
-    from arviz_stats.base import array_stats
+    import arviz_stats
 
     found = run(
         draws=50, observables={"pair": lambda theta: theta[:2], "one": lambda theta: theta[0]}
@@ -469,9 +469,16 @@ def test_chains_for_arviz():
     assert np.array_equal(tree.posterior["one"].values, found.observables["one"])
     assert np.array_equal(tree.sample_stats["loss"].values, found.losses)
     assert set(tree.sample_stats.data_vars) == {"energy", "loss", "distance", "acceptance_rate"}
-    bulk = array_stats.ess(
-        tree.posterior["learning_coefficient"].values, chain_axis=0, draw_axis=1, method="bulk"
-    )
-    assert float(bulk) == pytest.approx(found.diagnostics.ess_bulk)
+    summary = arviz_stats.summary(tree, var_names=["learning_coefficient"], round_to="none").iloc[0]
+    diagnostics = found.diagnostics
+    assert summary["mean"] == pytest.approx(found.energies.mean())
+    assert summary["ess_bulk"] == pytest.approx(diagnostics.ess_bulk)
+    assert summary["r_hat"] == pytest.approx(diagnostics.rhat)
+    for ours, method in (
+        (diagnostics.ess_mean, {"method": "mean"}),
+        (diagnostics.ess_tail, {"method": "tail", "prob": (0.05, 0.95)}),
+    ):
+        theirs = arviz_stats.ess(tree, var_names=["learning_coefficient"], **method)
+        assert float(theirs["learning_coefficient"]) == pytest.approx(ours)
     kept = run(draws=4, keep_parameters=True).to_arviz()
     assert kept.posterior["parameters"].dims == ("chain", "draw", "parameter")

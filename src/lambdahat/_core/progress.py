@@ -122,12 +122,15 @@ class NotebookLine(Tasks):
         self._events, self._listens = shell.events, False
         self._handle: Any = None
 
+    def __call__(self, task: str, done: int, total: int | None, note: str = "") -> None:
+        if not self._listens:  # also for a cell that ends before there is a line
+            self._events.register("post_run_cell", self._end_cell)
+            self._listens = True
+        super().__call__(task, done, total, note)
+
     def show(self) -> None:
         from IPython.display import DisplayHandle
 
-        if not self._listens:
-            self._events.register("post_run_cell", self._end_cell)
-            self._listens = True
         text = self.line()
         bar = f'<progress value="{self.share():.3f}" max="1"></progress> '
         bundle = {"text/html": f"<small>{bar}{html.escape(text)}</small>", "text/plain": text}
