@@ -42,11 +42,12 @@ notebook = nbformat.read(sys.argv[1], as_version=4)
 for cell in notebook.cells:
     if cell.cell_type == "code":
         cell.outputs = []
-where = "import lambdahat; assert 'site-packages' in lambdahat.__file__ and %r in lambdahat.__file__"
-notebook.cells.insert(0, nbformat.v4.new_code_cell(where % sys.prefix))
+where = f"import lambdahat; assert lambdahat.__file__.startswith({sys.prefix!r})"
+notebook.cells.insert(0, nbformat.v4.new_code_cell(where))
 with tempfile.TemporaryDirectory() as folder:
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}}).execute()
-shown = [kind for cell in notebook.cells for out in cell.get("outputs", ()) for kind in out.get("data", ())]
+outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+shown = [kind for out in outputs for kind, data in out.get("data", {}).items() if data]
 assert {"image/png", "text/html"} <= set(shown), shown
 print(shown.count("text/html"), "tables,", shown.count("image/png"), "figures")
 """
@@ -108,7 +109,7 @@ def used(package: Path, folder: Path, tools: Path) -> str:
     # its own first; an editable install is not seen through a path
     path = f"{target}{os.pathsep}{borrowed}"
     trace = run(python, "-c", TRACE, PYTHONPATH=path)
-    notebook = run(python, "-c", NOTEBOOK, FIRST, PYTHONPATH=path)
+    notebook = run(python, "-c", NOTEBOOK, FIRST, PYTHONPATH=path, OMP_NUM_THREADS="1")
     version = run(python, "-m", "lambdahat", "--version", PYTHONPATH=path)
     return f"{version}, {trace}, {FIRST.name}: {notebook}"
 
