@@ -10,6 +10,10 @@ words of ``reproduce --only``) in the order given, those of low seeds first, and
 finished cell to a store in OUT at once. Cells of chapter 7 that train alike share the run. Cells
 wait for their data set, and one that would not end before the deadline is not begun. At the
 deadline the running cells are ended and what is stored stays; cells that OUT has are not run again.
+A cell for which the memory did not suffice runs once more, after all others.
+
+With ``--mps`` never kill a process that computes: its death ends all others that share the GPU.
+Stopped by SIGSTOP it does no harm, and may be killed once its kernels have ended.
 ``fold`` adds the cells of these stores to those of another folder and drops what is no longer in a
 grid. ``unpack`` makes CIFAR-100 of its packed chunks.
 """
@@ -148,7 +152,8 @@ def run(
         )
     there = {pair: store.finished() for pair, store in stores.items()}
     given = [work for work in given if key_of(work.cell) not in there[work.name, work.scale]]
-    left, pace, done = bundles(given), Pace(guess), 0
+    left, pace, done, failed = bundles(given), Pace(guess), 0, 0
+    again: set[str] = set()  # cells that ran out of memory, which others may have taken
     print(f"{len(given)} cells in {len(left)} bundles", flush=True)
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
@@ -192,18 +197,23 @@ def run(
                 bundle, start = busy.pop(number)
                 pace.add(bundle, time.monotonic() - start)
                 continue
-            done += 1
             store = stores[work.name, work.scale]
             if outcome.rows is None:
                 store.fail(work.cell, outcome.error)
+                failed += 1
+                if "out of memory" in outcome.error and key_of(work.cell) not in again:
+                    again.add(key_of(work.cell))
+                    left.append([work])
             else:
+                done += 1
                 store.add(work.cell, outcome.rows, outcome.seconds, outcome.made)
             state = "failed" if outcome.rows is None else "done"
             told = f"{state} in {outcome.seconds:.0f} s: {work.name} {_short(work.cell)}"
             print(f"{time.monotonic() - begun:5.0f} s: {told} {outcome.error[-600:]}", flush=True)
         for worker in workers:
             worker.kill()
-    print(f"{done} of {len(given)} cells, {end - time.monotonic():.0f} s left", flush=True)
+    told = f"{done} of {len(given)} cells, {failed} failures"
+    print(f"{told}, {end - time.monotonic():.0f} s left", flush=True)
 
 
 def _serve(number: int, ask: Any, answers: Any, every: float, device: str, share: float) -> None:

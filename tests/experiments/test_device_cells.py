@@ -1,15 +1,17 @@
 """benchmarks/device_cells.py: cells of several runs end in one store."""
 
 import importlib.util
+import queue
 import sqlite3
 import sys
+from unittest.mock import Mock
 
 import pytest
 
 from lambdahat.experiments.averaging.averaged_training import training_of
 from lambdahat.experiments.kit.cells import key_of
 from lambdahat.experiments.kit.store import Store
-from lambdahat.experiments.kit.sweeps import sweep
+from lambdahat.experiments.kit.sweeps import Outcome, sweep
 from tests.documents import ROOT
 from tests.experiments.toys import Config, toy
 
@@ -93,3 +95,25 @@ def test_a_run_stores_each_cell_once_and_begins_none_that_is_too_long(
     assert store.finished() == {key_of(work.cell) for work in cells}
     more = len(script.works(other, {}))
     assert f"{more} cells in {more} bundles" in run(one, other, guess=1)
+
+
+@pytest.mark.parametrize(("error", "tries"), [("CUDA out of memory", 2), ("ValueError", 1)])
+def test_a_cell_that_ran_out_of_memory_runs_once_more_at_the_end(
+    script, tmp_path, monkeypatch, capsys, error, tries
+):
+    asked, answers = [], queue.Queue()
+
+    def put(bundle):
+        for work in bundle:
+            asked.append(key_of(work.cell))
+            rows, why = (None, error) if work.cell == first else ([], "")
+            answers.put((0, work, Outcome(work.cell, rows, 1.0, why)))
+        answers.put((0, None, None))
+
+    context = Mock(Queue=Mock(side_effect=[answers, Mock(put=put)]))
+    monkeypatch.setattr(script.multiprocessing, "get_context", lambda _: context)
+    works = script.works("deep-linear-toy/smoke@cpu", {})
+    first = works[0].cell
+    script.run(tmp_path, ["deep-linear-toy/smoke@cpu"], 60, 0, 1, {}, False, 30, 1)
+    assert asked == [key_of(work.cell) for work in works] + [key_of(first)] * (tries - 1)
+    assert f"{len(works) - 1} of {len(works)} cells, {tries} failures" in capsys.readouterr().out

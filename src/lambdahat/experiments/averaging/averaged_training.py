@@ -253,7 +253,8 @@ def schedule_of(cell: Cell, optimizer: Optimizer) -> LRScheduler:
 
 REFRESHED = 10_000  # samples for the batch-norm statistics of an average (§7.3.1)
 MEASURED = ("run", "part", "norm layers", "samples", "depth")  # settings that no training reads
-JUDGED = 1024  # samples at once: a batch of all would fill a GPU that several processes share
+# samples at once, for several processes share a GPU; gadam-image takes curvature on the first
+JUDGED = 512
 
 # the runs of ``sharing_runs`` that another cell may take over: with the weights at the end, and the
 # averages that were kept of it

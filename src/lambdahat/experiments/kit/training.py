@@ -34,8 +34,9 @@ from lambdahat.training import Run, fit
 Pair = tuple[Tensor, Tensor]
 
 MOMENTUM = 0.9
-# images that are evaluated at once: 8,192 take 20 GB in VGG-16, and several processes share a GPU
-PIECE = 1024
+# images that are evaluated at once: 1,024 take 25 GB in PreResNet-164, and several processes share
+# a GPU
+PIECE = 256
 LEAST = 3  # networks that have learnt, below which nothing is judged
 # of the training accuracy, per cent; the other sets have ten classes
 CHANCE = {"cifar100": 1.0, "imagenet32": 0.1, "imagenet": 0.1}
