@@ -167,6 +167,8 @@ def walks() -> dict[str, tuple[int, int]]:
     import lambdahat as lh
     from lambdahat.experiments import find, sweep
 
+    torch.set_num_threads(1)
+
     def make_problem() -> lh.Problem:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))

@@ -185,7 +185,10 @@ def test_it_fits_a_phone_and_is_dark_on_demand(browser, three):
         before = browser.evaluate(paper)
         browser.evaluate("document.getElementById('theme').click()")
         assert browser.evaluate(paper) != before
-        assert browser.evaluate("document.getElementById('theme').textContent") == "Light theme"
+        assert (
+            browser.evaluate("document.getElementById('theme').textContent")
+            == "Switch to the light theme"
+        )
         browser.evaluate("localStorage.clear()")
 
 

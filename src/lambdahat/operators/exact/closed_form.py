@@ -224,9 +224,6 @@ class ClosedForm:
         done, total_samples = 0, problem.num_samples if problem.ranks.size == 1 else None
         with twice_differentiable():
             for batch, share in _parts(problem, factors, most, only):
-                if only is None:
-                    report("closed form", done, total_samples)
-                    done += batch.size
                 squares: Squares = {}
                 if trusted.names or extra is not None:
                     output, calls = layer_squares.record_layers(problem, leaves, batch)
@@ -251,6 +248,9 @@ class ClosedForm:
                         for name, size in zip(leaves, sizes, strict=True)
                     ]
                     total.add_(torch.cat(parts), alpha=share)
+                if only is None:
+                    done += batch.size
+                    report("closed form", done, total_samples)
         return problem.ranks.sum(total, "the squares of a trace")
 
 

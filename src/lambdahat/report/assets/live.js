@@ -360,7 +360,7 @@
     try { return theme === undefined ? localStorage.getItem("theme") : localStorage.setItem("theme", theme); } catch { return null; }
   }
   function retheme() {
-    button.textContent = dark() ? "Light theme" : "Dark theme";
+    button.textContent = `Switch to the ${dark() ? "light" : "dark"} theme`;
     for (const place of Charts.figures.keys()) Charts.paint(place);
   }
   if (["light", "dark"].includes(kept())) root.dataset.theme = kept();
