@@ -300,7 +300,7 @@ EXPERIMENT = kit.Experiment(
     "§3.7.1, Table 3.2, Figures 3.5 and 3.6",
     {
         "smoke": cells((9, 30), SMALL, (2, 1, 1), (12, 16, 24), 24, probes=10, small=120),
-        "cpu": cells(COUNTS, TENTH, (6, 2, 6)),
+        "cpu": cells(COUNTS, TENTH, (6, 4, 6)),
         "paper": cells(COUNTS, LARGE, (10, 3, 10), links=(LINKS, 1.0)),
     },
     *(list, run, claims, tables, charts),
