@@ -251,7 +251,7 @@ def test_links_lead_somewhere_and_figures_are_small():
         links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
         missing = [link for link in links if not (page.parent / link).exists()]
         assert not missing, f"{page.name}: {missing}"
-        shown |= {page.parent / link for link in links if link.endswith(".png")}
+        shown |= {(page.parent / link).resolve() for link in links if link.endswith(".png")}
     assert {DOCS / "figures" / f"{name}.png" for name in figures_script().FIGURES} <= shown
     sizes = {path: path.stat().st_size for path in (DOCS / "figures").iterdir()}
     assert set(sizes) == shown
