@@ -10,29 +10,35 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lambdahat._core.device import default_context
 from lambdahat._core.rng import generator
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.curvature import Curvature
 from lambdahat.operators.exact import COMPARED_WHOLE, HessianForm
+from lambdahat.operators.linearise import hessian_map, loss_slopes, twice_differentiable
 from lambdahat.problem import Problem
-from lambdahat.problem.batches import Batches, free_memory, rng_untouched, take
+from lambdahat.problem.batches import Batch, Batches, free_memory, rng_untouched, take
 from lambdahat.problem.losses import NAMED
 from lambdahat.results import NORMAL_QUANTILE, Estimate, Status
 
-# samples on which products are compared; of larger data sets, as many drawn at random
+# samples on which products are compared; of larger data sets, those that weigh most and, for the
+# rest, others drawn at random
 FEW, MANY = 256, 4096
-# into which those are cut, to tell errors that all samples share from those that average out
+WEIGHTIEST = 0.25  # share of the first among them
+# into which the others are cut, to tell errors that all samples share from those that average out
 PARTS = 4
+PERTURBED = 2.0  # roundings of the parameters that show which samples depend on them
+WIDE = 1 << 24  # entries of an output up to which it is taken in float64
+DRAWS = 4  # random vectors that show how curved the loss is at each output
 # samples that add most to a trace in closed form, and those in each of two random parts of the rest
 LEADING, OTHERS = 64, 32
 LONGER = 3.0  # by how much the sums over all samples may err more than those over the samples drawn
@@ -158,7 +164,12 @@ def closed_form_rounding(operator: LinearOperator) -> tuple[float, float] | None
         return known
     problem, form = operator.problem.alone(), operator.exact
     gauss_newton = form.gauss_newton if isinstance(form, HessianForm) else form
-    few, share = _strata(problem, gauss_newton.sample_weights)
+    few, share = problem, 1.0
+    if problem.num_samples > COMPARED_WHOLE and problem.norm != "train":
+        weights, stream = gauss_newton.sample_weights, generator(0, "rounding")
+        known_all = sum(map(len, weights)) == problem.num_samples
+        leading = torch.cat(weights).topk(LEADING).indices.cpu() if known_all else None
+        few, share = _strata(problem, leading, LEADING, [OTHERS, OTHERS], stream)
     with default_context(), rng_untouched(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
 
@@ -241,12 +252,15 @@ class _Twins:
     """Two operators of the same samples: in the model's own precision, and in float64.
 
     Their batches are ``parts`` of a ``copies``-th of the data; 0 parts where they are all samples.
+    The first has a ``share`` of the loss to itself unless that is 0, and the others stand for the
+    rest.
     """
 
     own: Curvature
     double: Curvature
     parts: int
     copies: float
+    share: float
 
 
 class PrecisionComparison:
@@ -255,6 +269,9 @@ class PrecisionComparison:
     def __init__(self, operator: LinearOperator, models: list[Curvature], samples: int) -> None:
         self.operator = operator
         self._twins = [(model, _twins_of(model, samples)) for model in models]
+        # parts of several models are multiplied together, so that they must mean the same
+        if len({(twins.parts, twins.share) for _, twins in self._twins}) > 1:
+            self._twins = [(model, _twins_of(model, samples, False)) for model in models]
 
     @classmethod
     def of(cls, operator: LinearOperator, samples: int) -> PrecisionComparison | None:
@@ -276,8 +293,9 @@ class PrecisionComparison:
         """A·block and its error, both (P, k) in float64.
 
         Errors e_b of sampled parts have a shared mean and a spread that averages out: ‖e‖² is about
-        Σ_{b≠c} e_b·e_c/(s(s−1)) + spread/N for N parts in all. The sample's error gets this norm,
-        times what longer sums may add.
+        Σ_{b≠c} e_b·e_c/(s(s−1)) + spread/N for N parts in all. The error of the samples that weigh
+        most counts as it is beside those. The sum gets the norm so found, times what longer sums
+        may add.
         """
         block = block.to(self.operator.dtype)
         count = max(1, *(twins.parts for _, twins in self._twins))
@@ -294,22 +312,28 @@ class PrecisionComparison:
                     moved = _perturb(few, torch.finfo(few.vector.dtype).eps)
                     self._twins[place] = (model, replace(twins, double=model.like(moved)))
                 doubles = [self._product(block, part, double=True) for part in range(count)]
-        image = torch.stack(doubles).mean(dim=0)
-        errors = torch.stack(own) - torch.stack(doubles)
-        mean = errors.mean(dim=0)
+        share = self._twins[0][1].share
+        images, errors = torch.stack(doubles), torch.stack(own) - torch.stack(doubles)
         if count == 1:
-            return image, mean
+            return images[0], errors[0]
+        first, rest = (1, count - 1) if share > 0 else (0, count)
+        leading = share * errors[:first].sum(dim=0)
+        image = share * images[:first].sum(dim=0) + (1 - share) * images[first:].mean(dim=0)
+        errors = (1 - share) * errors[first:]
+        mean = errors.mean(dim=0)
         squares = errors.square().sum(dim=(0, 1))
-        shared = ((count * mean).square().sum(dim=0) - squares).clamp_min(0.0) / (
-            count * (count - 1)
-        )
-        spread = (squares / count - shared).clamp_min(0.0)
+        shared = ((rest * mean).square().sum(dim=0) - squares).clamp_min(0.0) / (rest * (rest - 1))
+        spread = (squares / rest - shared).clamp_min(0.0)
         copies = min(twins.copies for _, twins in self._twins)
-        size = LONGER * (shared + spread / (count * copies)).sqrt()
+        others = shared + spread / (rest * copies)
+        # in the direction of ``mean``, of the length that the sum over all others may have
+        mean = mean * (others.sqrt() / mean.norm(dim=0).clamp_min(1e-300))
+        error = leading + mean
+        size = LONGER * (leading.square().sum(dim=0) + others).sqrt()
         # sums over all are longer
         size = size.maximum(torch.finfo(self.operator.dtype).eps * image.norm(dim=0))
-        norm = mean.norm(dim=0)
-        return image, mean * torch.where(norm > 0, size / norm.clamp_min(1e-300), 0.0)
+        norm = error.norm(dim=0)
+        return image, error * torch.where(norm > 0, size / norm.clamp_min(1e-300), 0.0)
 
     def _product(self, block: Tensor, part: int, double: bool) -> Tensor:
         """By the twins of the models, on one part of the samples; it is not counted."""
@@ -356,9 +380,9 @@ def _fits(model: Curvature) -> bool:
     return VECTORS * torch.float64.itemsize * model.dim <= MEMORY_SHARE * free
 
 
-def _twins_of(model: Curvature, samples: int) -> _Twins:
+def _twins_of(model: Curvature, samples: int, weighed: bool = True) -> _Twins:
     whole = model.problem.alone()
-    few, parts = _sample_of(whole, samples)
+    few, parts, share = _sample_of(whole, samples, weighed)
     own = model if few is whole else model.like(few)
     # halves of a batch are the same operator unless its samples meet in the loss, or their targets
     # were drawn for the whole batch
@@ -372,7 +396,7 @@ def _twins_of(model: Curvature, samples: int) -> _Twins:
         return double
 
     double = _run_in_double(few, prepared, halved=parts == 0 and separate)
-    return _Twins(own, double, parts, whole.num_samples / few.num_samples)
+    return _Twins(own, double, parts, whole.num_samples / few.num_samples, share)
 
 
 def _run_in_double(problem: Problem, run: Callable[[Problem], Any], halved: bool = False) -> Any:
@@ -416,30 +440,29 @@ class _Casts(TorchDispatchMode):
         return out
 
 
-def _strata(problem: Problem, weights: list[Tensor]) -> tuple[Problem, float]:
-    """The problem on the samples of the largest weights and on two random parts of the others, and
-    the share of the first part in the loss; the problem itself where its samples are few.
+def _strata(
+    problem: Problem, leading: Tensor | None, count: int, others: list[int], stream: torch.Generator
+) -> tuple[Problem, float]:
+    """The problem on ``leading`` samples, or ``count`` random ones, and on random parts of others,
+    and the share of the first part in the loss.
     """
-    batches = problem.batches
-    if problem.num_samples <= COMPARED_WHOLE or problem.norm == "train":
-        return problem, 1.0
-    order = torch.randperm(problem.num_samples, generator=generator(0, "rounding"))
-    if sum(map(len, weights)) == len(order):
-        leading = torch.cat(weights).topk(LEADING).indices.cpu()
+    batches, order = problem.batches, torch.randperm(problem.num_samples, generator=stream)
+    if leading is not None:
         order = torch.cat([leading, order[~torch.isin(order, leading)]])
-    places, rank = order[: LEADING + 2 * OTHERS].sort()
-    rows = rank.argsort().to(problem.device).split((LEADING, OTHERS, OTHERS))
+    places, rank = order[: count + sum(others)].sort()
+    rows = rank.argsort().to(problem.device).split((count, *others))
     whole = batches.subset(places, len(places)).first()
-    parts = [take(whole, row) for row in rows]
+    parts = [take(whole, row) for row in rows if len(row)]
     data = [part.data for part in parts]
     few = problem.on_checked(Batches(lambda: data, problem.device, batches.dtype))
     # of no batch of the data, so that its weight is counted anew
-    share = problem.sample_share(replace(parts[0], index=-1)) * LEADING / problem.num_samples
+    share = problem.sample_share(replace(parts[0], index=-1)) * count / problem.num_samples
     return few, share
 
 
-def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
-    """The problem on a few samples, in parts of the same size, and how many; 0 for all samples.
+def _sample_of(problem: Problem, samples: int, weighed: bool) -> tuple[Problem, int, float]:
+    """The problem on a few samples in parts, how many (0 for all samples), and the share of the
+    loss that the first has to itself, 0 unless its samples were chosen by their weight.
 
     If the samples of a batch share their statistics, the parts are whole batches.
     """
@@ -447,17 +470,101 @@ def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
     if problem.norm == "train":
         most = max(4, samples // batches.first().size)
         if len(batches) <= most:
-            return problem, 0
+            return problem, 0, 0.0
         # later ones may be others
         spread = torch.linspace(0, len(batches) - 1, most).round().long().tolist()
         chosen = [batch.data for batch in batches.some(spread)]
-        return problem.on_checked(Batches(lambda: chosen, problem.device, batches.dtype)), most
+        few = problem.on_checked(Batches(lambda: chosen, problem.device, batches.dtype))
+        return few, most, 0.0
     if batches.num_samples <= samples:
-        return problem, 0
-    stream = generator(0, "rounding")
-    places = torch.randperm(batches.num_samples, generator=stream)[:samples].sort().values
-    first = batches.subset(places, samples).first()
-    each = max(1, min(samples, first.size) // PARTS)
-    rows = torch.randperm(first.size, generator=stream)[: PARTS * each].to(problem.device)
-    data = [take(first, part).data for part in rows.split(each)]
-    return problem.on_checked(Batches(lambda: data, problem.device, batches.dtype)), len(data)
+        return problem, 0, 0.0
+    stream, count = generator(0, "rounding"), int(WEIGHTIEST * samples)
+    leading = _weightiest(problem, count) if weighed else None
+    count = 0 if leading is None else count
+    each = max(1, (samples - count) // PARTS)
+    few, share = _strata(problem, leading, count, PARTS * [each], stream)
+    return few, PARTS + (count > 0), share if count else 0.0
+
+
+def _weightiest(problem: Problem, count: int) -> Tensor | None:
+    """The samples that should add most to products or to their errors, (count,); None where samples
+    have no output and loss of their own.
+
+    A third by tr(∂²ℓ/∂z²)·(1 + ‖x‖² + ‖z‖²) for inputs x and outputs z, a measure of their
+    Gauss–Newton matrices, a third by ‖∂ℓ/∂z‖²·(1 + ‖x‖² + ‖z‖²), one of their gradients: if outputs
+    are saturated, both are made by few samples. And a third by how much ∂z/∂x changes with the last
+    digit of the parameters: activations near a kink are in few samples, too.
+    """
+    if problem.loss_function is None:
+        return None
+    stream = generator(0, "weights", device=problem.device)
+    moved = _perturb(problem, PERTURBED * torch.finfo(problem.vector.dtype).eps)
+    points = [each.named(each.vector) for each in (problem, moved)]
+    found = []
+    with twice_differentiable():
+        for weight, batch in problem.share:
+            for wide in (True, False):
+                try:
+                    found.append(weight * _weights_of(problem, batch, points, stream, wide))
+                    break
+                except (RuntimeError, ValueError, IndexError):  # a loss in one dtype only
+                    if not wide:
+                        return None
+    weights = torch.cat(found, dim=1)
+    if weights.shape[1] != problem.num_samples or not bool(weights.isfinite().all()):
+        return None
+    ranks = weights.argsort(dim=1, descending=True).argsort(dim=1).amin(dim=0)
+    return ranks.argsort()[:count].cpu()
+
+
+def _weights_of(
+    problem: Problem, batch: Batch, points: list[Any], stream: torch.Generator, wide: bool
+) -> Tensor:
+    """The three weights of the samples of a batch, (3, B), up to a factor of the batch's own."""
+
+    def real(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.ndim > 0 and value.is_floating_point()
+
+    def rows(parts: Sequence[Tensor]) -> list[Tensor]:
+        return [part.reshape(batch.size, -1) for part in parts]
+
+    def squares(parts: Sequence[Tensor]) -> Tensor:
+        sums = [torch.linalg.vector_norm(part, dim=1).double().square() for part in rows(parts)]
+        return sum(sums, torch.zeros(batch.size, dtype=torch.float64, device=problem.device))
+
+    leaves = tree_map(lambda x: x.detach().requires_grad_() if real(x) else x, batch.data)
+    entered = [x for x in tree_leaves(leaves) if real(x)]
+    live = problem.output(points[0], replace(batch, data=leaves))
+    output = tree_map(lambda z: z.detach() if isinstance(z, Tensor) else z, live)
+    # probabilities near 1 have differences that float32 has not
+    if wide and sum(z.numel() for z in tree_leaves(output) if real(z)) <= WIDE:
+        output = tree_map(lambda z: z.double() if real(z) else z, output)
+    left = [z for z in tree_leaves(output) if real(z)]
+    multiply, curved = hessian_map(problem)(output, batch), squares([])
+    for _ in range(DRAWS):
+        u = [torch.randn(z.shape, generator=stream, device=z.device, dtype=z.dtype) for z in left]
+        pairs = zip(rows(u), rows(multiply(u)), strict=True)
+        curved += sum((x * y).double().sum(dim=1) for x, y in pairs)
+    curved = curved.abs()
+    slopes = squares(loss_slopes(problem, output, batch)) / batch.size
+
+    # of the size that the loss's curvature gives to signals
+    signals = [
+        (curved.sqrt()[:, None] * part).reshape(z.shape)
+        for part, z in zip(rows(u), left, strict=True)
+    ]
+
+    def pull(live: Any) -> list[Tensor]:
+        """∂(s·z)/∂x for signals s."""
+        smooth = [z for z in tree_leaves(live) if real(z)]
+        pairs = [
+            (z, s.to(z.dtype)) for z, s in zip(smooth, signals, strict=True) if z.requires_grad
+        ]
+        if not (entered and pairs):
+            return []
+        ends, given = zip(*pairs, strict=True)
+        return list(torch.autograd.grad(ends, entered, given, materialize_grads=True))
+
+    moved = problem.output(points[1], replace(batch, data=leaves))
+    changes = squares([x - y for x, y in zip(pull(live), pull(moved), strict=True)])
+    return torch.stack([curved, slopes, changes]) * (1 + squares([*entered, *left])).detach()
