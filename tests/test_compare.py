@@ -249,6 +249,7 @@ def test_checkpoints_from_the_command_line(tmp_path, monkeypatch):
         (["small.pt"], "two or more"),
         (["small.pt", "small.pt"], "a second 'small'"),
         (["=small.pt", "large.pt"], "NAME=FILE"),
+        (["small.pt", "none.pt"], "CHECKPOINTS: no such file: none.pt"),
     ):
         refused = CliRunner().invoke(app, ["compare", "compared_factory:make_problem", *bad])
         assert refused.exit_code == 2

@@ -377,6 +377,12 @@ def test_bad_usage_exits_with_2(project, arguments):
     assert call("measure", f"{project}:make_problem", *arguments).exit_code == 2
 
 
+def test_a_misspelt_choice_is_told_the_nearest(project):
+    told = call("measure", f"{project}:make_problem", "--curvature", "hesian").stderr
+    assert "Invalid value for '--curvature': 'hesian' is not one of" in told
+    assert "Did you mean 'hessian'?" in told
+
+
 def test_options_that_a_function_cannot_take_are_refused(project):
     assert "set them in the factory" in one_line_error(
         call("measure", f"{project}:by_function", "--norm", "train")

@@ -208,6 +208,13 @@ def test_a_cell_that_raises_is_noted_and_tried_again(tmp_path):
     assert store.errors() == []
 
 
+def test_progress_names_only_the_settings_that_vary(tmp_path, monkeypatch):
+    notes = []
+    monkeypatch.setattr(sweeps, "report", lambda task, done, total, note="": notes.append(note))
+    sweep(toy(), tmp_path, scale="smoke", only="rate=2.0")
+    assert notes == ["", "seed=0", "seed=1"]
+
+
 def test_numbers_that_json_lacks_come_back(tmp_path):
     experiment = toy()
     object.__setattr__(

@@ -105,7 +105,7 @@ def run_landscape(
         if lines.towards is None:
             found = _look(problem, operator, lines, rest)
         else:
-            end = load_problem(factory, choices, lines.towards)
+            end = load_problem(factory, choices, lines.towards, "--towards")
             label = f"towards {lines.towards.name}"
             found = {
                 "towards": landscape(

@@ -32,7 +32,10 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 def load_problem(
-    spec: str, choices: ProblemChoices = UNCHANGED, checkpoint: Path | None = None
+    spec: str,
+    choices: ProblemChoices = UNCHANGED,
+    checkpoint: Path | None = None,
+    option: str = "--checkpoint",
 ) -> Problem:
     """The problem of a factory or run folder, at the checkpoint's weights, with the choices."""
     run = Path(spec).is_dir()
@@ -43,7 +46,8 @@ def load_problem(
             "end it with: return lambdahat.Problem(model, loss, data)"
         )
     if checkpoint is not None:
-        problem = _with_checkpoint(problem, _within(spec, checkpoint) if run else checkpoint)
+        path = _within(spec, checkpoint) if run else checkpoint
+        problem = _with_checkpoint(problem, path, option)
     if choices.device is not None or choices.dtype is not None or choices.norm is not None:
         problem = _rebuilt(problem, choices.device, choices.dtype, choices.norm)
     if choices.samples is None:
@@ -132,7 +136,7 @@ def call_factory(spec: str, option: str = "FACTORY") -> Any:
         raise FactoryError(f"{option}: {spec}()") from error
 
 
-def read_checkpoint(path: Path) -> dict[str, Tensor]:
+def read_checkpoint(path: Path, option: str) -> dict[str, Tensor]:
     """Named tensors from a safetensors file, or from a state dict saved by torch (also under
     "state_dict").
 
@@ -143,7 +147,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     if path.parent.name == "checkpoints" and path.name in WHICH:
         return weights(path.parent.parent, path.name)
     if not path.is_file():
-        raise InputError(f"--checkpoint: no such file: {path}")
+        raise InputError(f"{option}: no such file: {path}")
     try:
         if path.suffix == ".safetensors":
             return read_tensors(path)
@@ -158,7 +162,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
             if "weights_only" in told
             else told[:120]
         )
-        raise InputError(f"--checkpoint: {path} is not a state dict ({told}); {cure}") from error
+        raise InputError(f"{option}: {path} is not a state dict ({told}); {cure}") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]
@@ -168,21 +172,21 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         and all(isinstance(value, Tensor) for value in stored.values())
     ):
         raise InputError(
-            f"--checkpoint: {path} must hold a dict of name to tensor; save model.state_dict()"
+            f"{option}: {path} must hold a dict of name to tensor; save model.state_dict()"
         )
     return {str(name).removeprefix("module."): tensor for name, tensor in stored.items()}
 
 
-def _with_checkpoint(problem: Problem, path: Path) -> Problem:
+def _with_checkpoint(problem: Problem, path: Path, option: str) -> Problem:
     """The problem at the checkpoint's weights, and its buffers where there is a model."""
-    state, model = read_checkpoint(path), problem.model
+    state, model = read_checkpoint(path, option), problem.model
     expected: Mapping[str, Tensor] = (
         problem.space.unflatten(problem.vector) if model is None else model.state_dict()
     )
     of_run = model is not None and set(state) == set(named_tensors(model)) != set(expected)
     if model is not None and of_run:  # a run keeps tied parameters once, and every buffer
         expected = named_tensors(model)
-    _require_same_names(state, expected, path)
+    _require_same_names(state, expected, path, option)
     if model is None:
         return problem.at(state)
     if of_run:
@@ -195,7 +199,7 @@ def _with_checkpoint(problem: Problem, path: Path) -> Problem:
 
 
 def _require_same_names(
-    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path, option: str
 ) -> None:
     missing = [name for name in expected if name not in state]
     unexpected = [name for name in state if name not in expected]
@@ -205,11 +209,11 @@ def _require_same_names(
             for label, names in (("lacks", missing), ("has unknown", unexpected))
             if names
         ]
-        raise InputError(f"--checkpoint: {path} {' and '.join(parts)}; is it of this model?")
+        raise InputError(f"{option}: {path} {' and '.join(parts)}; is it of this model?")
     for name, tensor in expected.items():
         if state[name].shape != tensor.shape:
             shapes = f"have shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}"
-            raise InputError(f"--checkpoint: {name} must {shapes} in {path}")
+            raise InputError(f"{option}: {name} must {shapes} in {path}")
 
 
 def _some(names: list[str]) -> str:

@@ -102,7 +102,7 @@ def run_compare(
     """Compare the checkpoints, print and write; the exit code."""
     require_writable(out)
     problems = {
-        name: [load_problem(factory, choices, path) for path in paths]
+        name: [load_problem(factory, choices, path, "CHECKPOINTS") for path in paths]
         for name, paths in named_checkpoints(checkpoints).items()
     }
     with bars(quiet), foreign_output():

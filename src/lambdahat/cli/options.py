@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
@@ -18,7 +19,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from lambdahat._core.check import require_choice
+from lambdahat._core.check import did_you_mean, require_choice
 from lambdahat.cli.exits import output_path
 
 LIBRARY = Path(__file__).parent.parent
@@ -92,7 +93,18 @@ def words(*choices: str) -> Callable[[], list[str]]:
 
 
 class _Help:
-    """Help with one option per line, under the title of its group."""
+    """Help with one option per line, under the title of its group; errors name what is near."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Add the nearest choice to Typer's error, in which pydantic's words are left out."""
+        try:
+            return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            given, _, choices = error.message.partition(" is not one of ")
+            near = did_you_mean(given.strip("'"), re.findall("'([^']+)'", choices))
+            error.message += f" D{near[1:]}" if near else ""
+            raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Arguments by their names, without the braces of Typer."""

@@ -185,16 +185,15 @@ def _(pairs: Eigenpairs) -> list[Chart]:
 def _(pairs: Eigenpairs, name: str) -> str:
     found = [estimate for estimate, _ in pairs]
     top = max(found, key=lambda one: abs(float(one)))
-    others = f"; the {len(found)} computed end at {float(found[-1]):.4g}" if len(found) > 1 else ""
+    others = f"; the last of {len(found)} is {float(found[-1]):.4g}" if len(found) > 1 else ""
     return f"The eigenvalue of largest magnitude is {value_text(top)}{others}"
 
 
 @headline_of.register
 def _(spectrum: Spectrum, name: str) -> str:
     low, high = spectrum.extremes
-    below = float(spectrum.negative_mass)
-    ends = f"Eigenvalues from {float(low):.4g} to {float(high):.4g}"
-    return f"{ends}, {below:.1%} of them negative; trace {value_text(spectrum.trace)}"
+    below = 100 * float(spectrum.negative_mass)
+    return f"Eigenvalues from {float(low):.4g} to {float(high):.4g}, {below:.1f} % of them negative"
 
 
 @headline_of.register

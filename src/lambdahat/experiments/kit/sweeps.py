@@ -262,6 +262,7 @@ def sweep(
     done = dict(store.times())
     left = [cell for cell in chosen if key_of(cell) not in done]
     task, total = f"{experiment.name} ({scale})", len(chosen)
+    fixed = {name for name in chosen[0] if all(c.get(name) == chosen[0][name] for c in chosen)}
     path = store.path.with_suffix(PROGRESS) if left else None
     with ProgressFile(path, kind="sweep"):
         report(task, total - len(left), total)
@@ -283,7 +284,8 @@ def sweep(
             else:
                 used |= data
                 store.add(outcome.cell, outcome.rows, outcome.seconds, outcome.made)
-            report(task, finished, total, label_of(outcome.cell))
+            varied = {name: outcome.cell[name] for name in outcome.cell if name not in fixed}
+            report(task, finished, total, label_of(varied))
     return store
 
 
