@@ -302,3 +302,16 @@ def test_less_a_lower_bound_is_no_lower_bound():
     assert math.isnan(found.difference("norm", "a", "b").stderr)
     assert found.difference("norm", "b", "a").stderr == math.inf
     assert found.table()[-1]["status"] == "BUDGET_SPENT"
+
+
+def test_the_mean_over_seeds_of_lower_bounds_is_one():
+    """Their spread is no error; less a lower bound, nothing is known."""
+    bounds = tuple(
+        lh.Estimate(value, math.inf, status=lh.Status.BUDGET_SPENT) for value in (3.0, 3.1)
+    )
+    known = lh.Estimate(5.0, 0.1), lh.Estimate(5.2, 0.1)
+    found = lh.Comparison({"norm": {"a": known, "b": bounds}})
+    assert found.value("norm", "b").stderr == math.inf
+    assert float(found.value("norm", "a").stderr) == pytest.approx(0.1)
+    assert found.difference("norm", "b", "a").stderr == math.inf
+    assert math.isnan(float(found.difference("norm", "a", "b").stderr))

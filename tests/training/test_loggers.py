@@ -4,6 +4,7 @@ installed.
 
 import csv
 import importlib.util
+import math
 import struct
 import warnings
 
@@ -103,6 +104,11 @@ def test_rows_after_the_step_are_dropped_and_new_columns_filled(tmp_path):
         {"step": "2", "status": "CONVERGED, or not", "loss": "0.2", "accuracy": ""},
         {"step": "5", "status": "", "loss": "0.5", "accuracy": "1"},
     ]
+
+
+def test_only_finite_numbers_are_logged():
+    row = {"loss": 1.5, "epoch": 2, "error": math.inf, "gap": -math.inf, "norm": math.nan}
+    assert module.numbers({**row, "status": "CONVERGED"}) == {"loss": 1.5, "epoch": 2}
 
 
 def test_runs_without_a_folder_have_places_of_their_own(tmp_path, monkeypatch):

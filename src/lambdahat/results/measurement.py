@@ -169,6 +169,9 @@ def _mean(found: Sequence[Estimate]) -> Estimate:
     values = [float(one) for one in found]
     status = next((one.status for one in found if not one.status.ok), Status.CONVERGED)
     error = statistics.stdev(values) / math.sqrt(len(values))
+    # the spread of lower bounds, whose errors are infinite, is no error
+    unknown = [float(one.stderr) for one in found if not math.isfinite(float(one.stderr))]
+    error = sum(unknown) if unknown else error
     cost = sum(one.cost for one in found)
     return Estimate(statistics.fmean(values), error, cost, status, len(values) - 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import math
 import os
 import re
 import time
@@ -39,7 +40,7 @@ class Logger(Protocol):
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers among the values."""
     kept = {key: value for key, value in values.items() if isinstance(value, int | float)}
-    return {key: value for key, value in kept.items() if value == value}
+    return {key: value for key, value in kept.items() if math.isfinite(value)}
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
