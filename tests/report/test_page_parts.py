@@ -8,6 +8,7 @@ import re
 from lambdahat.experiments.kit.claims import UNTESTED, Verdict
 from lambdahat.report.page import page, write_page
 from lambdahat.results import Estimate, Status
+from lambdahat.results.charts import Chart, Series
 from tests.report.pages import an_experiment
 from tests.report.test_figures import RESULTS
 
@@ -29,6 +30,13 @@ def test_a_section_leads_to_its_parts_and_says_what_statuses_mean(tmp_path):
     assert text.count(f'<p class="meaning">NOT_A_MINIMUM: {Status.NOT_A_MINIMUM.value}</p>') == 1
     assert '<p class="meaning">NOT_MIXED' not in text
     assert "1\u00a0±\u00a02; not testable" in text
+
+
+def test_the_statuses_of_hollow_points_are_explained(tmp_path):
+    curve = Series("λ̂", [1, 2], [3.0, 4.0], statuses=("CONVERGED", "NOT_MIXED"))
+    section = dataclasses.replace(an_experiment(1), charts=(Chart("λ̂", series=(curve,)),))
+    text = write_page([section], tmp_path / "page.html", "").read_text(encoding="utf-8")
+    assert re.findall('class="meaning">(.*?):', text) == ["NOT_MIXED"]
 
 
 def test_sections_of_one_title_are_told_apart_by_their_setting(tmp_path):

@@ -107,7 +107,7 @@ def run_compare(
     }
     with bars(quiet), foreign_output():
         found = compare(problems, **question)
-    header = ("quantity", "name", "value ± error", "n", "status")
+    header = ("quantity", "name", "value ± error", "seeds", "status")
     rows = [
         (
             row["quantity"],

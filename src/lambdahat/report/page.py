@@ -298,8 +298,11 @@ def _claim_groups(section: Section) -> list[tuple[str, list[Verdict]]]:
 
 
 def _statuses(section: Section) -> list[str]:
-    """What the statuses mean that the claims name."""
-    told = " ".join(part for one in section.verdicts for part in (one.claim, one.evidence))
+    """What the statuses mean that the claims name, and those of hollow points."""
+    parts = [part for one in section.verdicts for part in (one.claim, one.evidence)]
+    drawn = [one for chart in section.charts for one in chart.series]
+    parts += [one.statuses[place] for one in drawn for place in one.hollow]
+    told = " ".join(parts)
     return [
         f"{status.name}: {status.value}"
         for status in Status
