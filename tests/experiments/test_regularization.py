@@ -378,6 +378,9 @@ def test_a_difference_must_be_a_tenth_of_the_published_one():
     rows = rows_of(**{"SGD Small": (0.0, 0.1), "SGD Large": (2.0, 2.4)})  # errors are twice as much
     assert "least here 4.3" in error.claim("xord", "tanh", rows).published  # (60.8 − 17.64)/10
     assert verdict_of(error.claim("xord", "tanh", rows)) == "undecided"
+    # the forest plot and the seeds that would decide it have the same bound
+    assert error.claim("xord", "tanh", rows).marks[0][3] == pytest.approx((60.8 - 17.64) / 10)
+    assert error.claim("xord", "tanh", rows).edge == pytest.approx((60.8 - 17.64) / 10)
 
 
 def test_a_tie_without_an_error_speaks_for_neither_side():
@@ -538,6 +541,8 @@ def test_one_pair_alone_is_an_ordinary_claim():
 
 def test_an_accuracy_reached():
     claim = Reaches("", "", ("tanh",), "norm", ("SGD Small", "L2"), 0.95)
+    reached = claim.claim("xor", "tanh", rows_of(**{"SGD Small": (1, 1), "L2": (1, 1)}))
+    assert reached.marks[0][3] == 0.95
     assert (
         verdict_of(claim.claim("xor", "tanh", rows_of(**{"SGD Small": (1, 1), "L2": (1, 1)})))
         == "holds"

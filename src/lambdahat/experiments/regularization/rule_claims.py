@@ -102,7 +102,7 @@ READ = (
 @dataclass(frozen=True)
 class Every(Claim):
     """A claim of several pairs of rules at once; ``reading`` is that of the pair that supports it
-    least.
+    least, and ``bound`` what this one must exceed.
 
     It holds if every one of ``readings``, which are less what each must exceed, is above 0 (an
     intersection–union test: the largest p-value), and fails if one, at a level divided by their
@@ -189,6 +189,7 @@ class Below(RuleStatement):
             self.source,
             known,
             readings[weakest],
+            bound=bounds[weakest],
             unit=f", {high} {above.value:.4g} less {low} {below.value:.4g}",
             readings=tested,
             unmet=unmet(task, activation, rows, quantity, self.compared),
@@ -220,6 +221,7 @@ class Reaches(RuleStatement):
             self.source,
             "" if printed is None else f"{printed:g}",
             readings[weakest],
+            bound=self.least,
             unit=f", {rule}",
             readings=tested,
             unmet=unmet(task, activation, rows, self.quantity, self.rules),
