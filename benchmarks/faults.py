@@ -1672,13 +1672,13 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
         elif path.name == "averaged.safetensors":
             readers[name] = (
                 name,
-                lambda place: read_checkpoint(place / "run" / "averaged.safetensors"),
+                lambda place: read_checkpoint(place / "run" / "averaged.safetensors", "CHECKPOINT"),
             )
         elif path.suffix == ".sqlite":
             readers[name] = name, stored
         elif path.parent.name == "measured":
             readers[name] = name, again
-            if path.suffix == ".json" and path.name != "run.json":
+            if path.suffix == ".json" and path.name not in ("run.json", "progress.json"):
                 readers[f"{name}, loaded"] = (
                     name,
                     lambda place, name=name: Result.load(place / name),

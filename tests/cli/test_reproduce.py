@@ -70,6 +70,7 @@ def test_rows_tables_and_page_are_written(tmp_path):
         "toy-smoke.sqlite",
         "toy-smoke.txt",
         "toy-smoke.md",
+        "toy-smoke.progress.json",
         "report.html",
     }
     assert len(Store("run", "toy", "smoke").rows()) == 12

@@ -116,6 +116,7 @@ def test_trains_as_fit_does_and_writes_a_folder(folder):
         "measurements",
         "metrics.csv",
         "metrics.jsonl",
+        "progress.json",
         "training.json",
         "training.png",
     }

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 
 from typer.testing import CliRunner
 
@@ -44,6 +45,8 @@ def test_it_prints_its_address_once_serves_and_ends_with_an_interrupt(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "BROWSER": "false"},
+        # a shell's background jobs ignore it
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
     )
     try:
         line = process.stdout.readline()

@@ -261,9 +261,10 @@ def _status(problem: Problem, run: SamplingRun, fixed: bool) -> Status:
     drifted_away = abs(float(change)) > gross
     if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled or drifted_away:
         return Status.NOT_MIXED
-    if fixed and chains.diagnostics.ess_mean < EFFECTIVE:
-        return Status.NOT_MIXED
-    return Status.GRADIENTS_SPENT if run.spent else Status.CONVERGED
+    if run.spent:
+        return Status.GRADIENTS_SPENT
+    few = fixed and chains.diagnostics.ess_mean < EFFECTIVE
+    return Status.NOT_MIXED if few else Status.CONVERGED
 
 
 def _below_centre(problem: Problem, run: SamplingRun) -> bool:
