@@ -100,5 +100,25 @@ const Charts = (() => {
     await paint(place);
   }
 
-  return { figures, heights, colour, guessed, needed, paint, fitted, shrink };
+  // The button switches between the themes; the choice is kept for the next visit
+  function offerThemes(button) {
+    const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+    function kept(theme) {
+      try { return theme === undefined ? localStorage.getItem("theme") : localStorage.setItem("theme", theme); } catch { return null; }
+    }
+    function retheme() {
+      button.textContent = `Switch to the ${dark() ? "light" : "dark"} theme`;
+      for (const place of figures.keys()) paint(place);
+    }
+    if (["light", "dark"].includes(kept())) root.dataset.theme = kept();
+    button.addEventListener("click", () => {
+      root.dataset.theme = dark() ? "light" : "dark";
+      kept(root.dataset.theme);
+      retheme();
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", retheme);
+    retheme();
+  }
+
+  return { offerThemes, figures, heights, colour, guessed, needed, paint, fitted, shrink };
 })();

@@ -353,23 +353,6 @@
   });
   for (const id of ["y-axis", "x-axis", "overlay", "shared"]) by(id).addEventListener("change", show);
 
-  // Theme, as on the page of results
-  const button = by("theme");
-  const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  function kept(theme) {
-    try { return theme === undefined ? localStorage.getItem("theme") : localStorage.setItem("theme", theme); } catch { return null; }
-  }
-  function retheme() {
-    button.textContent = `Switch to the ${dark() ? "light" : "dark"} theme`;
-    for (const place of Charts.figures.keys()) Charts.paint(place);
-  }
-  if (["light", "dark"].includes(kept())) root.dataset.theme = kept();
-  button.addEventListener("click", () => {
-    root.dataset.theme = dark() ? "light" : "dark";
-    kept(root.dataset.theme);
-    retheme();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", retheme);
-  retheme();
+  Charts.offerThemes(by("theme"));
   ask();
 })();

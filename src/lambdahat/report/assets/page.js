@@ -48,24 +48,7 @@
     watcher.observe(place);
   }
 
-  // Theme
-  const button = document.getElementById("theme");
-  const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  function kept(theme) {
-    try { return theme === undefined ? localStorage.getItem("theme") : localStorage.setItem("theme", theme); } catch { return null; }
-  }
-  function retheme() {
-    button.textContent = `Switch to the ${dark() ? "light" : "dark"} theme`;
-    for (const place of figures.keys()) paint(place);
-  }
-  if (["light", "dark"].includes(kept())) root.dataset.theme = kept();
-  button.addEventListener("click", () => {
-    root.dataset.theme = dark() ? "light" : "dark";
-    kept(root.dataset.theme);
-    retheme();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", retheme);
-  retheme();
+  Charts.offerThemes(document.getElementById("theme"));
 
   // Filters and order of the overview
   const claims = document.getElementById("claims");
