@@ -192,9 +192,11 @@ def test_the_gallery_has_every_figure_with_its_page_and_its_code(site):
     cards = re.findall(
         r'<li>\s*<p><a href="\.\./?([\w-]*)/?"><img [^>]*src="\.\./figures/([\w-]+)\.png"', gallery
     )
-    assert sorted(figure for _, figure in cards) == sorted(
-        path.stem for path in (DOCS / "figures").iterdir()
-    )
+    # pictures of decisions compare with what is no longer there
+    decided = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "decisions").iterdir())
+    figures = {path.stem for path in (DOCS / "figures").iterdir()}
+    compared = set(re.findall(r"figures/([\w-]+)\.png", decided))
+    assert sorted(figure for _, figure in cards) == sorted(figures - compared)
     for page, figure in cards:
         html = (site / page / "index.html").read_text(encoding="utf-8")
         assert f"figures/{figure}.png" in html
