@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -52,27 +52,49 @@ REFRESH_SAMPLES = 10_000
 UNITS = ("epoch", "step")
 MOVED = ("lr", "momentum", "betas", "average_start")  # by schedules, SpectralSGD, start_averaging()
 LATER = ("contents", "trackers")  # which runs of early versions do not tell
-# may change from one call to the next
-HOW_LONG = ("epochs", "keep", "checkpoint_every", "checkpoint_steps")
+# the settings that determine the numbers; the others may change from one call to the next
+FINGERPRINT = (
+    "batch_size",
+    "precision",
+    "accumulate",
+    "clip",
+    "schedule_unit",
+    "curvature_samples",
+    "seed",
+)
 
 
-@dataclass(frozen=True)
+@dataclass
 class FitSettings:
-    """Numbers and names that ``fit`` takes; see there."""
+    """What ``fit`` takes; see there. A wrong argument raises an error that names it."""
 
+    problem: Problem
+    optimizer: Any
     epochs: int
-    batch_size: int | None = 128
-    precision: str = "float32"
-    accumulate: int = 1
-    clip: float | None = None
-    schedule_unit: str = "epoch"
-    curvature_samples: int | None = None
-    seed: int = 0
-    keep: int = 2
-    checkpoint_every: int = 1
-    checkpoint_steps: int | None = None
+    batch_size: int | None
+    schedule: Any
+    schedule_unit: str
+    regularizers: Sequence[Any]
+    averaging: Any
+    validation: Any
+    early_stopping: Any
+    precision: str
+    accumulate: int
+    clip: float | None
+    augment: Augment | None
+    accuracy: Judge | None
+    trackers: Sequence[Any]
+    loggers: Any
+    curvature_samples: int | None
+    folder: Any
+    resume: bool
+    keep: int
+    checkpoint_every: int
+    checkpoint_steps: int | None
+    seed: int
 
     def __post_init__(self) -> None:
+        require_problem(self.problem)
         for name in ("epochs", "accumulate", "keep", "checkpoint_every"):
             require_count(getattr(self, name), name)
         for name in ("batch_size", "curvature_samples", "checkpoint_steps"):
@@ -83,30 +105,15 @@ class FitSettings:
         require_count(self.seed, "seed", least=0)
         require_choice(self.precision, "precision", PRECISIONS)
         require_choice(self.schedule_unit, "schedule_unit", UNITS)
+        self._require_parts()
+        for name in ("resume", "checkpoint_steps"):
+            where = "the folder of the run" if name == "resume" else "a folder"
+            fits = not getattr(self, name) or self.folder is not None
+            require(fits, name, f"come with {where}", "no folder")
+        self.folder = None if self.folder is None else Path(self.folder)
 
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """The settings that determine the numbers."""
-        return {name: value for name, value in asdict(self).items() if name not in HOW_LONG}
-
-
-@dataclass
-class FitParts:
-    """Objects that ``fit`` takes; see there."""
-
-    optimizer: Any
-    schedule: Any
-    regularizers: Sequence[Any]
-    averaging: Any
-    validation: Any
-    early_stopping: Any
-    trackers: Sequence[Any]
-    loggers: Any
-    augment: Augment | None
-    accuracy: Judge | None
-    folder: Any
-
-    def __post_init__(self) -> None:
+    def _require_parts(self) -> None:
+        """Raise unless every object has the methods that a run calls."""
         example = "such as torch.optim.SGD(model.parameters(), lr=0.1)"
         kind = torch.optim.Optimizer
         require_type(self.optimizer, kind, "optimizer", "be a torch.optim.Optimizer", example)
@@ -117,8 +124,18 @@ class FitParts:
             )
         if self.schedule is not None:
             self._require_schedule()
-        _require_all(self.regularizers, "regularizers", ("add_to", "needs_product"))
-        _require_all(self.trackers, "trackers", ("measure", "every", "unit"))
+        lists = {
+            "regularizers": ("add_to", "needs_product"),
+            "trackers": ("measure", "every", "unit"),
+        }
+        for name, wanted in lists.items():
+            parts = getattr(self, name)
+            if not isinstance(parts, Sequence) or isinstance(parts, str):
+                raise TypeError(f"{name} must be a list, got {describe(parts)}")
+            for part in parts:
+                missing = ", ".join(each for each in wanted if not hasattr(part, each))
+                has = f"have {', '.join(wanted)}"
+                require(not missing, name, has, part, f"it lacks {missing}", TypeError)
         for tracker in self.trackers:
             if tracker.unit not in UNITS:
                 raise ValueError(
@@ -147,7 +164,6 @@ class FitParts:
                     "validation must be given for early stopping to watch, got None; or watch"
                     ' another column: EarlyStopping(metric="loss")'
                 )
-        self.folder = None if self.folder is None else Path(self.folder)
 
     def _require_schedule(self) -> None:
         steps = callable(getattr(self.schedule, "step", None))
@@ -162,15 +178,6 @@ class FitParts:
                 "schedule must be of this optimizer, got one of another optimizer; make it with"
                 " schedule(optimizer, …)"
             )
-
-
-def _require_all(parts: Any, name: str, wanted: tuple[str, ...]) -> None:
-    if not isinstance(parts, Sequence) or isinstance(parts, str):
-        raise TypeError(f"{name} must be a list, got {describe(parts)}")
-    for part in parts:
-        missing = ", ".join(each for each in wanted if not hasattr(part, each))
-        has = f"have {', '.join(wanted)}"
-        require(not missing, name, has, part, f"it lacks {missing}", TypeError)
 
 
 def fit(
@@ -230,36 +237,7 @@ def fit(
     A loss that is not finite ends the run at the end of its epoch, with the status
     ``TRAINING_DIVERGED``.
     """
-    given = dict(locals())
-    require_problem(problem)
-    settings = FitSettings(**{part.name: given[part.name] for part in fields(FitSettings)})
-    parts = FitParts(**{part.name: given[part.name] for part in fields(FitParts)})
-    _require_own_parameters(problem, optimizer)
-    for name, asked in (("resume", resume), ("checkpoint_steps", checkpoint_steps is not None)):
-        where = "the folder of the run" if name == "resume" else "a folder"
-        require(not asked or folder is not None, name, f"come with {where}", "no folder")
-    return Trainer(problem, settings, parts).run(resume)
-
-
-def _require_own_parameters(problem: Problem, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse a problem whose numbers are not those of the parameters that are trained."""
-    if problem._theta is not None:
-        raise ValueError(
-            "problem must follow its model, got one made by at(), which is at other parameters;"
-            " load them into the model"
-        )
-    held = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
-    if held != {problem.device}:
-        raise ValueError(
-            f"problem must be on the device of the parameters, {', '.join(map(str, held))}, got"
-            f" {problem.device}; move the model with model.to(device), then make problem and"
-            " optimizer"
-        )
-    if problem._cast is not None:
-        raise ValueError(
-            f"problem must have its model's own dtype, got dtype={problem._cast}; cast the model"
-            " itself, or pass precision="
-        )
+    return Trainer(FitSettings(**locals())).run()
 
 
 def optimizer_settings(optimizer: Any) -> dict[str, Any]:
@@ -302,18 +280,17 @@ def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 class Trainer:
     """One run: everything ``fit`` was given, and where it has got to."""
 
-    def __init__(self, problem: Problem, settings: FitSettings, parts: FitParts) -> None:
-        self.problem, self.settings, self.parts = problem, settings, parts
-        self.optimizer, self.schedule = parts.optimizer, parts.schedule
-        self.averaging, self.early_stopping = parts.averaging, parts.early_stopping
+    def __init__(self, settings: FitSettings) -> None:
+        self.settings, self.problem = settings, settings.problem
+        self.optimizer, self.schedule = settings.optimizer, settings.schedule
+        self.averaging, self.early_stopping = settings.averaging, settings.early_stopping
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
-        self._plateau = isinstance(parts.schedule, plateau)
-        self.trackers = list(parts.trackers)
-        self.folder = parts.folder
-        self.loggers = parts.loggers
-        self.subject = TrainingSubject(problem, settings.precision, parts.accuracy)
+        self._plateau = isinstance(settings.schedule, plateau)
+        self.trackers, self.loggers = list(settings.trackers), settings.loggers
+        self.folder = settings.folder
+        self.subject = TrainingSubject(self.problem, settings.precision, settings.accuracy)
         self.feed = Feed(
-            problem, settings.batch_size, settings.accumulate, settings.seed, parts.augment
+            self.problem, settings.batch_size, settings.accumulate, settings.seed, settings.augment
         )
         self.stepper = Stepper(
             self.subject,
@@ -321,36 +298,49 @@ class Trainer:
             self.feed,
             precision=settings.precision,
             clip=settings.clip,
-            regularizers=parts.regularizers,
+            regularizers=settings.regularizers,
             curvature_samples=settings.curvature_samples,
         )
-        held_out = parts.validation
+        held_out, stopping = settings.validation, self.early_stopping
         if held_out is not None and not isinstance(held_out, Problem | Batches):
-            default = DEFAULT_BATCH.get(problem.device.type, 1024)
-            held_out = make_batches(held_out, None, default, problem.device, None)
+            default = DEFAULT_BATCH.get(self.problem.device.type, 1024)
+            held_out = make_batches(held_out, None, default, self.problem.device, None)
         self.validation = held_out.batches if isinstance(held_out, Problem) else held_out
         self.metrics, self.checkpoints = Metrics(self.folder), None
         if self.folder is not None:
             self.checkpoints = Checkpoints(self.folder / "checkpoints", settings.keep)
-        self.about = self._about()
+        self.fingerprint = {name: getattr(settings, name) for name in FINGERPRINT}
+        tensors = self.subject.tensors
+        self.about = {  # must match for a run to be resumed, as of the first step
+            **self.fingerprint,
+            "samples": self.problem.num_samples,
+            "data": self.feed.digest(),
+            "contents": contents(self.problem) if self.folder is not None else None,
+            "trackers": [describe_tracker(tracker) for tracker in self.trackers],
+            "optimizer": type(self.optimizer).__name__,
+            "optimizer settings": optimizer_settings(self.optimizer),
+            "regularizers": [_describe_rule(rule) for rule in self.stepper.regularizers],
+            "early stopping": None if stopping is None else asdict(stopping),
+            "parameters": {name: tuple(tensor.shape) for name, tensor in tensors.items()},
+        }
         metric = "loss" if self.validation is None else "validation_loss"
-        watched = self.early_stopping or EarlyStopping(metric=metric)
-        self.best = BestSoFar(watched.metric, watched.least)
+        best = (metric,) if stopping is None else (stopping.metric, stopping.least)
+        self.best = BestSoFar(*best)
         self.epoch = self.batch = self.step = 0
-        self.tally, self.ended = Tally(problem.device), ""
+        self.tally, self.ended = Tally(self.problem.device), ""
         self.seconds = 0.0  # in training steps, without what is measured between them
         self.averaged: dict[str, Any] = {}
         self._initial: list[Tensor] = []
         self._initial_digest = ""
         self._best_tensors: dict[str, Tensor] = {}
 
-    def run(self, resume: bool) -> Run:
+    def run(self) -> Run:
         """Train to the end, from the beginning or from the newest whole checkpoint."""
         with alone_in(self.folder), modes(self.subject.model, True), rng_untouched():
             # torch's global generators, which dropout uses
             torch.manual_seed(derived_seed(self.settings.seed, "training"))
             try:
-                self._begin(resume)
+                self._begin()
                 path = None if self.folder is None else self.folder / "progress.json"
                 with ProgressFile(path, kind="training", epochs=self.settings.epochs):
                     while not self.ended:
@@ -371,17 +361,17 @@ class Trainer:
             run.save(self.folder / "training.json")
         return run
 
-    def _begin(self, resume: bool) -> None:
-        found = None
+    def _begin(self) -> None:
+        newest, resume = None, self.settings.resume
         if self.checkpoints is not None:
             if not resume and (self.checkpoints.paths() or self.metrics.length > 0):
                 raise ValueError(
                     f"folder must be new or empty, got {self.folder}, which holds a run; pass"
                     " resume=True (--resume) to go on with it, or choose another folder"
                 )
-            found = self.checkpoints.newest(self._fault) if resume else None
-        if found is not None:
-            self._resume(found)
+            newest = self.checkpoints.newest(self._fault) if resume else None
+        if newest is not None:
+            self._resume(newest)
         else:
             self._initial = [parameter.detach().clone() for parameter in self.stepper.parameters]
             if self.checkpoints is not None:
@@ -391,7 +381,7 @@ class Trainer:
         for tracker in self.trackers:
             if self.folder is not None and hasattr(tracker, "folder"):
                 tracker.folder = self.folder / "measurements"
-        self.loggers.open(self.folder, self.step, self.settings.fingerprint)
+        self.loggers.open(self.folder, self.step, self.fingerprint)
 
     def _fault(self, state: Mapping[str, Any]) -> str:
         """Why a run cannot go on from a whole checkpoint: its rows are no longer all there."""
@@ -413,22 +403,6 @@ class Trainer:
         self.checkpoints.forget_after(found.step)  # nothing on disk is changed before all is read
         self.checkpoints.name_best(self.best.row.get("step"))
         self.metrics.cut(state["metrics"])
-
-    def _about(self) -> dict[str, Any]:
-        """The settings that must match for a run to be resumed, as of the first step."""
-        stopping, tensors = self.early_stopping, self.subject.tensors
-        return {
-            **self.settings.fingerprint,
-            "samples": self.problem.num_samples,
-            "data": self.feed.digest(),
-            "contents": contents(self.problem) if self.folder is not None else None,
-            "trackers": [describe_tracker(tracker) for tracker in self.trackers],
-            "optimizer": type(self.optimizer).__name__,
-            "optimizer settings": optimizer_settings(self.optimizer),
-            "regularizers": [_describe_rule(rule) for rule in self.stepper.regularizers],
-            "early stopping": None if stopping is None else asdict(stopping),
-            "parameters": {name: tuple(tensor.shape) for name, tensor in tensors.items()},
-        }
 
     def _stateful_parts(self) -> dict[str, Any]:
         """The parts of the run with a state of their own, by name."""
@@ -513,7 +487,9 @@ class Trainer:
         if measured:
             progress = self.epoch + self.batch / self.feed.steps
             rate = {"learning_rate": float(self.optimizer.param_groups[0]["lr"])}
-            self._log(self._row("step", progress) | rate | measured)
+            place = {"kind": "step", "epoch": self.epoch + 1, "step": self.step}
+            row = self.metrics.add({**place, "progress": progress, **rate, **measured})
+            self.loggers.log(row)
         every = self.settings.checkpoint_steps
         due = every and self.step % every == 0 and self.batch < self.feed.steps
         if self.checkpoints is not None and due:
@@ -521,9 +497,6 @@ class Trainer:
                 self.checkpoints.write(self.step, self._state())
             else:
                 self._end_epoch(self.tally.read())
-
-    def _row(self, kind: str, progress: float) -> dict[str, Any]:
-        return {"kind": kind, "epoch": self.epoch + 1, "step": self.step, "progress": progress}
 
     def _track(self, unit: str, count: int) -> dict[str, Any]:
         row: dict[str, Any] = {}
@@ -533,14 +506,12 @@ class Trainer:
                     row |= tracker.measure(self.problem, self.optimizer, self.epoch + 1, self.step)
         return row
 
-    def _log(self, row: Mapping[str, Any]) -> None:
-        self.loggers.log(self.metrics.add(row))
-
     def _end_epoch(self, means: Mapping[str, float]) -> None:
         rate = float(self.optimizer.param_groups[0]["lr"])
         self._advance("epoch")
         diverged = not math.isfinite(means["loss"])
-        row = self._row("epoch", float(self.epoch + 1)) | dict(means)
+        row: dict[str, Any] = {"kind": "epoch", "epoch": self.epoch + 1, "step": self.step}
+        row |= {"progress": float(self.epoch + 1), **means}
         if not diverged and self.validation is not None:
             row |= self._validate(self.validation)
         row |= {**self._norms(), "learning_rate": rate, "seconds": self.seconds}
@@ -548,11 +519,14 @@ class Trainer:
             self.schedule.step(row.get("validation_loss", row["loss"]))
         if not diverged:
             row |= self._track("epoch", self.epoch + 1)
-        self._log(row)
+        self.loggers.log(self.metrics.add(row))
         if diverged:
             self.ended = "diverged"
             return
-        improved = self.best.look(row, self._may_come(self.best.metric))
+        if self.best.metric in row or not self._may_come(self.best.metric):
+            improved = self.best.look(row)
+        else:
+            improved = False
         self.epoch, self.batch = self.epoch + 1, 0
         self.tally = Tally(self.problem.device)
         stopping = self.early_stopping

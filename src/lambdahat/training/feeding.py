@@ -85,7 +85,9 @@ class Feed:
             return
         columns = self._columns = _columns(batches)
         self._simple = type(columns) is tuple and all(isinstance(each, Tensor) for each in columns)
-        if self._columns is None and self._dataset is None:
+        if columns is not None:
+            self._home = next(leaf.device for leaf in tree_leaves(columns) if _has_rows(leaf))
+        elif self._dataset is None:
             raise ValueError(
                 "batch_size must be None where samples cannot be drawn one by one, got"
                 f" {batch_size!r}; the problem's own batches are then used"
@@ -103,8 +105,17 @@ class Feed:
         Real numbers count to four digits: another machine may prepare them a little differently.
         """
         leaves = tree_leaves(self.problem.batches.raw)
-        plain = leaves and all(isinstance(leaf, Tensor) for leaf in leaves)
-        return "; ".join(map(_in_words, leaves[:FIRST_LEAVES])) if plain else ""
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            return ""
+        words = []
+        for leaf in leaves[:FIRST_LEAVES]:
+            first = (leaf[:FIRST_ROWS] if leaf.ndim else leaf).detach().cpu().reshape(-1)
+            if first.is_floating_point() or first.is_complex():
+                content = f"{float(first.abs().double().square().mean().sqrt()):.4g}"
+            else:
+                content = hashlib.sha256(first.numpy().tobytes()).hexdigest()[:8]
+            words.append(f"{leaf.dtype} {tuple(leaf.shape)} {content}")
+        return "; ".join(words)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
         """The steps of one epoch from ``start`` on; a step's samples do not depend on ``start``."""
@@ -114,8 +125,17 @@ class Feed:
             groups = _group(self._from_dataset(epoch, start), self.accumulate)
         else:
             groups = islice(_group(self._own(epoch), self.accumulate), start, None)
+        if self._augment is None:
+            yield from groups
+            return
         for step, group in enumerate(groups, start=start):
-            yield [self._change(batch, epoch, step, part) for part, batch in enumerate(group)]
+            rngs = [
+                generator(self.seed, "augment", epoch, step, part) for part in range(len(group))
+            ]
+            yield [
+                Batch(self._change(batch.data, rng), batch.size, batch.index)
+                for batch, rng in zip(group, rngs, strict=True)
+            ]
 
     def sample(self, count: int, *names: object) -> Any:
         """Data of ``count`` samples drawn without replacement from ``(seed, *names)``."""
@@ -123,11 +143,11 @@ class Feed:
         drawn = torch.randperm(self.num_samples, generator=generator(self.seed, *names))
         indices = drawn[:count].sort().values
         if self._columns is not None:
-            return self._take(indices.to(_home(self._columns))).data
+            return self._take(indices.to(self._home)).data
         return concatenate([batch.data for batch in self.problem.batches.subset(indices)])
 
     def _from_columns(self, epoch: int, start: int, size: int) -> Iterator[list[Batch]]:
-        order = epoch_order(self.seed, epoch, self.num_samples).to(_home(self._columns))
+        order = epoch_order(self.seed, epoch, self.num_samples).to(self._home)
         for group in order.split(size * self.accumulate)[start:]:
             yield [self._take(part) for part in group.split(size)]
 
@@ -156,26 +176,15 @@ class Feed:
         kept = list(self.problem.batches)
         return (kept[i] for i in epoch_order(self.seed, epoch, len(kept)).tolist())
 
-    def _change(self, batch: Batch, epoch: int, step: int, part: int) -> Batch:
-        if self._augment is None:
-            return batch
-        rng = generator(self.seed, "augment", epoch, step, part)
-        data = batch.data
+    def _change(self, data: Any, rng: torch.Generator) -> Any:
+        """The data of a batch with its first tensor augmented."""
+        assert self._augment is not None
         if isinstance(data, dict):
             first = next(key for key, value in data.items() if isinstance(value, Tensor))
-            return Batch({**data, first: self._augment(data[first], rng)}, batch.size, batch.index)
+            return {**data, first: self._augment(data[first], rng)}
         if isinstance(data, tuple | list):
-            return Batch((self._augment(data[0], rng), *data[1:]), batch.size, batch.index)
-        return Batch(self._augment(data, rng), batch.size, batch.index)
-
-
-def _in_words(leaf: Tensor) -> str:
-    first = (leaf[:FIRST_ROWS] if leaf.ndim else leaf).detach().cpu().reshape(-1)
-    if first.is_floating_point() or first.is_complex():
-        content = f"{float(first.abs().double().square().mean().sqrt()):.4g}"
-    else:
-        content = hashlib.sha256(first.numpy().tobytes()).hexdigest()[:8]
-    return f"{leaf.dtype} {tuple(leaf.shape)} {content}"
+            return (self._augment(data[0], rng), *data[1:])
+        return self._augment(data, rng)
 
 
 def _columns(batches: Batches) -> Any:
@@ -196,11 +205,6 @@ def _columns(batches: Batches) -> Any:
 
 def _has_rows(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 0
-
-
-def _home(columns: Any) -> torch.device:
-    device: torch.device = next(leaf.device for leaf in tree_leaves(columns) if _has_rows(leaf))
-    return device
 
 
 def _dataset(batches: Batches) -> tuple[Any, dict[str, Any]] | None:

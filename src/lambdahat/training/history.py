@@ -83,24 +83,23 @@ class EarlyStopping:
         require(self.least >= 0, "least", "be at least 0", repr(self.least))
 
 
+@dataclass
 class BestSoFar:
     """The best epoch by one metric, and how many epochs ago it was."""
 
-    def __init__(self, metric: str, least: float = 0.0) -> None:
-        self.metric, self.least = metric, least
-        self.row: dict[str, Any] = {}
-        self.waited = 0
+    metric: str
+    least: float = 0.0
+    row: dict[str, Any] = field(default_factory=dict)
+    waited: int = 0
 
-    def look(self, row: Mapping[str, Any], may_come: bool = False) -> bool:
-        """Whether this epoch is the best so far; one without the metric may be skipped."""
+    def look(self, row: Mapping[str, Any]) -> bool:
+        """Whether this epoch is the best so far."""
         value = row.get(self.metric)
-        if value is None and not may_come:
+        if value is None:
             raise ValueError(
                 f"the metric of early stopping must be one of {', '.join(row)}, got"
                 f" {self.metric!r}; a validation metric needs validation="
             )
-        if value is None:
-            return False
         sign = -1.0 if self.metric.endswith("accuracy") else 1.0
         better = _is_finite(value)
         if better and self.row:

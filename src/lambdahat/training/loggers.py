@@ -293,7 +293,8 @@ class Loggers:
 
     def open(self, folder: Path | None, step: int, about: Mapping[str, Any]) -> None:
         """Make those that are named, to go on after ``step`` in the run's folder."""
-        place = _new_place() if folder is None else folder
+        named = any(isinstance(each, str) for each in self._asked)
+        place = _new_place() if folder is None and named else folder
         for each in self._asked:
             self._open.append(LOGGERS[each](place, step, about) if isinstance(each, str) else each)
 

@@ -10,6 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +23,21 @@ Row = dict[str, Any]
 LEFT = re.compile(r"[0-9a-f]{32}")  # a digest whose key is damaged
 
 
-def tidy_row(row: Mapping[str, Any]) -> Row:
-    """The row as it is kept: plain values, and NaN for what is not finite."""
-    kept = {}
-    for key, value in row.items():
-        plain = value.item() if isinstance(value, Tensor | np.generic) else value
-        infinite = isinstance(plain, float) and not math.isfinite(plain)
-        kept[key] = math.nan if infinite else plain
-    return kept
-
-
+@dataclass(eq=False)
 class Metrics:
     """Rows in memory and, with a ``folder``, on disk as they come."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
-        self.rows: list[Row] = []
-        self._columns: list[str] = []
+    folder: Path | None = None
+    rows: list[Row] = field(default_factory=list)
+    _columns: list[str] = field(default_factory=list)
 
-    def add(self, row: Mapping[str, Any]) -> Row:
-        """Keep a row and write it."""
-        row = tidy_row(row)
+    def add(self, values: Mapping[str, Any]) -> Row:
+        """Keep a row of plain values, NaN for what is not finite, and write it."""
+        row = {}
+        for key, value in values.items():
+            plain = value.item() if isinstance(value, Tensor | np.generic) else value
+            infinite = isinstance(plain, float) and not math.isfinite(plain)
+            row[key] = math.nan if infinite else plain
         self.rows.append(row)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -89,24 +89,6 @@ class TrainingSubject:
             for name, tensor in self.tensors.items():
                 tensor.copy_(tensors[name])
 
-    def trained_by(self, optimizer: Any) -> list[Tensor]:
-        """The optimiser's parameters, which must be those of the model."""
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        own = {id(tensor) for tensor in self.tensors.values()}
-        others = [tuple(parameter.shape) for parameter in held if id(parameter) not in own]
-        if others:
-            raise ValueError(
-                "optimizer must hold parameters of the problem's own model (or tensors), got"
-                f" {len(others)} others, the first of shape {others[0]}; make it"
-                " with model.parameters() of the model that the problem was made of"
-            )
-        if not all(parameter.requires_grad for parameter in held):
-            raise ValueError(
-                "optimizer must hold parameters that require gradients, got some that do not; call"
-                " requires_grad_() on them"
-            )
-        return held
-
 
 def count_hits(
     loss: Loss | None, output: Any, target: Any, device: torch.device, judge: Judge | None = None
@@ -363,7 +345,7 @@ class Stepper:
         self.subject, self.optimizer, self.feed = subject, optimizer, feed
         self.clip, self.curvature_samples = clip, curvature_samples
         self.regularizers = list(regularizers)
-        self.parameters = subject.trained_by(optimizer)
+        self.parameters = require_own_parameters(subject, optimizer)
         self.scaler = torch.amp.GradScaler(subject.device.type) if precision == "float16" else None
         # KFAC sees gradients in the backward pass, before they are unscaled
         for inner in chain(optimizer):
@@ -388,7 +370,9 @@ class Stepper:
     def __call__(self, group: list[Batch], step: int, tally: Tally) -> None:
         """One step on these batches."""
         with true_second_derivatives(self.subject.model) if self._double else nullcontext():
-            self._observe(step)
+            for inner in chain(self.optimizer):
+                if getattr(inner, "due", False):
+                    self._observe(inner, step)
             total = sum(batch.size for batch in group)
             graphs: list[list[Tensor | None]] = []
             found = None if self.recorded is None else self.recorded(group)
@@ -408,63 +392,55 @@ class Stepper:
             if self.clip is not None:
                 torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
             self._advance()
-            tally.add(total, [*sums, *self._norms(norm)])
+            own = [getattr(inner, "update_norm", None) for inner in chain(self.optimizer)]
+            update = next((each for each in own if isinstance(each, Tensor)), norm).double()
+            norms = [update, norm, torch.ones_like(norm)]
+            if self.scaler is not None:  # the step is not taken if the scaled gradient overflowed
+                taken, zero = torch.isfinite(norm), torch.zeros_like(norm)
+                norms = [torch.where(taken, value, zero) for value in norms]
+            tally.add(total, [*sums, *norms])
 
     def _differentiate(
         self, group: list[Batch], total: int
     ) -> tuple[list[Tensor], list[list[Tensor | None]]]:
-        """Set every ``grad``; return Σ loss, targets met and counted, and the gradients' graphs."""
+        """Set every ``grad``; return Σ loss, targets met and counted, and, where regularizers need
+        products, the gradients of each batch with their graphs.
+        """
         sums: list[Tensor] = []
-        graphs = []
+        graphs: list[list[Tensor | None]] = []
         for batch in group:
             loss, met, counted = self.subject.forward(batch)
             share = batch.size / total
-            graphs.append(self._backward(loss if share == 1 else loss * share))
+            part = loss if share == 1 else loss * share
+            if self._double:
+                gradients = torch.autograd.grad(
+                    part, self.parameters, create_graph=True, allow_unused=True
+                )
+                graphs.append(list(gradients))
+                for parameter, gradient in zip(self.parameters, graphs[-1], strict=True):
+                    if gradient is not None:
+                        before, own = parameter.grad, gradient.detach()
+                        parameter.grad = own.clone() if before is None else before + own
+            else:
+                (part if self.scaler is None else self.scaler.scale(part)).backward()
             parts = [loss.detach().double() * batch.size, met, counted]
             sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         return sums, graphs
 
-    def _norms(self, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The norms of update and gradient, and 1; all 0 if the scaled gradient overflowed."""
-        own = [getattr(inner, "update_norm", None) for inner in chain(self.optimizer)]
-        update = next((each for each in own if isinstance(each, Tensor)), norm).double()
-        one = torch.ones_like(norm)
-        if self.scaler is None:
-            return update, norm, one
-        taken, zero = torch.isfinite(norm), torch.zeros_like(norm)
-        kept = [torch.where(taken, value, zero) for value in (update, norm, one)]
-        return kept[0], kept[1], kept[2]
-
-    def _observe(self, step: int) -> None:
-        """A curvature measurement for the optimiser, on its own batch, where it asks for one."""
-        for inner in chain(self.optimizer):
-            if getattr(inner, "due", False):
-                count = self.curvature_samples or self.feed.step_samples
-                data = self.feed.sample(count, "curvature", step)
-                loss = self.subject.evaluate([Batch(data, 1)])["loss"]
-                if not math.isfinite(loss):
-                    raise Diverged(f"the loss is {loss} at step {step}, where curvature is due")
-                inner.observe(self._trained_part().on([data]))
-
-    def _trained_part(self) -> Problem:
-        """The problem as a function of the optimiser's parameters alone."""
+    def _observe(self, inner: Any, step: int) -> None:
+        """Give an optimiser a measurement of curvature on a batch of its own."""
+        count = self.curvature_samples or self.feed.step_samples
+        data = self.feed.sample(count, "curvature", step)
+        loss = self.subject.evaluate([Batch(data, 1)])["loss"]
+        if not math.isfinite(loss):
+            raise Diverged(f"the loss is {loss} at step {step}, where curvature is due")
+        # the problem as a function of the optimiser's parameters alone
         problem, held = self.subject.problem, {id(parameter) for parameter in self.parameters}
         names = [name for name in problem.space.names if id(self.subject.tensors[name]) in held]
-        return problem if len(names) == len(problem.space.names) else problem.restrict(names)
-
-    def _backward(self, loss: Tensor) -> list[Tensor | None]:
-        """Add the gradient of the loss to every ``grad``, with its graph if products need it."""
-        if not self._double:
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-            return []
-        grads = torch.autograd.grad(loss, self.parameters, create_graph=True, allow_unused=True)
-        for parameter, grad in zip(self.parameters, grads, strict=True):
-            if grad is not None:
-                before, own = parameter.grad, grad.detach()
-                parameter.grad = own.clone() if before is None else before + own
-        return list(grads)
+        whole = len(names) == len(problem.space.names)
+        inner.observe((problem if whole else problem.restrict(names)).on([data]))
 
     def _advance(self) -> None:
         decoupled = [rule for rule in self.regularizers if hasattr(rule, "after_step")]
@@ -478,6 +454,43 @@ class Stepper:
                 return
         for rule in decoupled:
             rule.after_step(self.parameters, self.optimizer.param_groups[0]["lr"])
+
+
+def require_own_parameters(subject: TrainingSubject, optimizer: Any) -> list[Tensor]:
+    """The optimiser's parameters; raise unless they are those of the problem's own model."""
+    problem = subject.problem
+    if problem._theta is not None:
+        raise ValueError(
+            "problem must follow its model, got one made by at(), which is at other parameters;"
+            " load them into the model"
+        )
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    devices = {parameter.device for parameter in held}
+    if devices != {problem.device}:
+        raise ValueError(
+            f"problem must be on the device of the parameters, {', '.join(map(str, devices))}, got"
+            f" {problem.device}; move the model with model.to(device), then make problem and"
+            " optimizer"
+        )
+    if problem._cast is not None:
+        raise ValueError(
+            f"problem must have its model's own dtype, got dtype={problem._cast}; cast the model"
+            " itself, or pass precision="
+        )
+    own = {id(tensor) for tensor in subject.tensors.values()}
+    others = [tuple(parameter.shape) for parameter in held if id(parameter) not in own]
+    if others:
+        raise ValueError(
+            "optimizer must hold parameters of the problem's own model (or tensors), got"
+            f" {len(others)} others, the first of shape {others[0]}; make it"
+            " with model.parameters() of the model that the problem was made of"
+        )
+    if not all(parameter.requires_grad for parameter in held):
+        raise ValueError(
+            "optimizer must hold parameters that require gradients, got some that do not; call"
+            " requires_grad_() on them"
+        )
+    return held
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
