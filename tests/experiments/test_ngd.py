@@ -35,7 +35,6 @@ from lambdahat.experiments.ngd.ngd_runs import (
     RunPoint,
     Way,
     at_equal_loss,
-    images,
     run_cells,
     subject_of,
     train_run,
@@ -137,11 +136,13 @@ def test_equal_loss_takes_the_highest_end():
 
 
 def test_images_are_drawn_by_the_seed():
-    first, again, other = (images(TINY, "ffnn", seed) for seed in (0, 0, 1))
-    assert torch.equal(first[0][0], again[0][0])
-    assert not torch.equal(first[0][1], other[0][1])
-    assert tuple(images(TINY, "lenet5", 0)[0][0].shape) == (TINY.training, 1, 28, 28)
-    assert len(first[1][0]) == TINY.held_out
+    cells = run_cells(TINY, ["digits"], [("ffnn", 1, 6), ("lenet5", 0, 0)], 2)
+    subjects = [subject_of(cell, "cpu") for cell in (cells[0], cells[0], cells[1], cells[2])]
+    first, again, other, squares = (each.problem.batches.first().data for each in subjects)
+    assert torch.equal(first[0], again[0])
+    assert not torch.equal(first[1], other[1])
+    assert tuple(squares[0].shape) == (TINY.training, 1, 28, 28)
+    assert subjects[0].held_out.num_samples == TINY.held_out
 
 
 def pairs(gaps, at, **fixed):

@@ -14,9 +14,11 @@ import os
 import platform
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar, Token
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,7 +28,7 @@ REMEMBERED = 4 * 3600.0
 Listener = Callable[[str, int, int | None], None]
 
 
-class Tasks:
+class Tasks(ABC):
     """The tasks under way, as one line of text, which subclasses show; only they get notes.
 
     A task that began at 0 stays on the line while others report, as one that contains them, until
@@ -78,17 +80,18 @@ class Tasks:
 
     def share(self) -> float:
         """How much of all is done, 0 to 1, where all tasks have totals."""
-        found, width = 0.0, 1.0
+        share, width = 0.0, 1.0
         for _, _, done, total, _ in self._tasks.values():
-            found, width = found + width * done / (total or 1), width / (total or 1)
-        return min(found, 1.0)
+            share, width = share + width * done / (total or 1), width / (total or 1)
+        return min(share, 1.0)
 
+    @abstractmethod
     def show(self) -> None:
         """Show the line."""
-        raise NotImplementedError
 
     def close(self) -> None:
-        """Remove what is shown."""
+        """Remove what is shown and forget all tasks."""
+        self.restart()
 
 
 def _clock(seconds: float) -> str:
@@ -150,7 +153,7 @@ class NotebookLine(Tasks):
         if self._handle is not None:
             self._handle.update({"text/html": "", "text/plain": ""}, raw=True)
         self._handle = None
-        self.restart()
+        super().close()
 
 
 class Bars(Tasks):
@@ -187,6 +190,9 @@ class Bars(Tasks):
             self._ids[task] = self._bars.add_task(task, total=total)
         text = f"{task}: {note}" if note else task
         self._bars.update(self._ids[task], description=text, completed=done, total=total)
+
+    def show(self) -> None:
+        self._bars.refresh()
 
 
 def _silent(task: str, done: int, total: int | None) -> None:
@@ -243,6 +249,7 @@ class ProgressFile:
             os.replace(temporary, self._path)
 
 
+@cache
 def host_mark() -> str:
     """A mark of this machine that does not tell its name."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:12]

@@ -393,6 +393,7 @@ def changed_data(cell: Cell, made: Mapping[str, str]) -> list[str]:
     return changed
 
 
+@cache
 def versions() -> dict[str, str]:
     """The versions of this package, torch and Python, and the machine type."""
     own = sys.modules["lambdahat"].__version__  # importing the package here would be a circle

@@ -257,7 +257,10 @@ def sweep(
     store.open(cells, command, keep=resume)
     made = store.made()
     if address is None:  # else the data are where the workers are
-        _require_same_data(store, made)
+        changed = dict.fromkeys(text for cell, facts in made for text in changed_data(cell, facts))
+        same = "have been made with the data that are here"
+        cure = "put the data back, or run all cells anew with --fresh (resume=False)"
+        require(not changed, str(store.path), same, ", ".join(changed), cure)
     used = {key: digest for each in made for key, digest in data_of(*each).items()}
     done = dict(store.times())
     left = [cell for cell in chosen if key_of(cell) not in done]
@@ -360,14 +363,6 @@ def _time_cell(experiment: Experiment, cell: Cell, device: str, warm: bool) -> t
     start, end = seconds[-2:]
     pace = max((end - start) / (more - few), 0.0)
     return start + (epochs - few) * pace, f"from {few} and {more} of {epochs} epochs"
-
-
-def _require_same_data(store: Store, made: list[tuple[Cell, dict[str, str]]]) -> None:
-    """Rows of a data set that has changed since must not stand beside those of this one."""
-    changed = dict.fromkeys(text for cell, facts in made for text in changed_data(cell, facts))
-    same = "have been made with the data that are here"
-    cure = "put the data back, or run all cells anew with --fresh (resume=False)"
-    require(not changed, str(store.path), same, ", ".join(changed), cure)
 
 
 def matches(cell: Cell, only: str | None) -> bool:

@@ -176,29 +176,22 @@ def setting_of(cell: Cell) -> NgdSetting:
 def subject_of(cell: Cell, device: str) -> NgdSubject:
     """The network of a cell at its start, with images that the cell's seed drew."""
     setting, seed = setting_of(cell), cell["seed"]
-    *parts, classes = images(setting, cell["network"], seed)
+    *parts, classes = load_images(setting.data, cell["network"])
     model = network(cell, math.prod(parts[0][0].shape[1:]), classes).to(device)
-    near, far = ((x.to(device), y.to(device)) for x, y in parts)
-    problem = Problem(model, "cross_entropy", near, batch_size=10_000)
-    return NgdSubject(setting, seed, problem, problem.on(far))
-
-
-def images(setting: NgdSetting, network: str, seed: int) -> tuple[Pair, Pair, int]:
-    """Standardised training and held-out images, drawn by the seed, and the number of classes."""
-    *parts, classes = load_images(setting.data, network)
     counts = {"training": setting.training, "held out": setting.held_out}
     drawn = []
     for (x, y), (name, count) in zip(parts, counts.items(), strict=True):
         rows = torch.randperm(len(y), generator=generator(seed, name))[:count]
-        drawn.append((x[rows], y[rows]))
-    return drawn[0], drawn[1], classes
+        drawn.append((x[rows].to(device), y[rows].to(device)))
+    problem = Problem(model, "cross_entropy", drawn[0], batch_size=10_000)
+    return NgdSubject(setting, seed, problem, problem.on(drawn[1]))
 
 
 def load_images(data: str, network: str) -> tuple[Pair, Pair, int]:
     """All training and held-out images of a data set as a network takes them, and the classes."""
-    found = data_digest(data)  # data that have changed are read again
-    note_data(data, lambda: found)
-    return _prepare(data, network, found)
+    contents = data_digest(data)  # data that have changed are read again
+    note_data(data, lambda: contents)
+    return _prepare(data, network, contents)
 
 
 @lru_cache(maxsize=4)
@@ -329,16 +322,24 @@ def measure(
         "trace": float(whole),
         "trace_stderr": float(whole.stderr),
     }
-    sampling = _sampling(problem, subject.setting)
+    setting = subject.setting
+    sampling: Row = {"chains": setting.chains, "localization": setting.localization}
+    sampling["batch_size"] = min(setting.sampled_batch, problem.num_samples)
+    if setting.tol is not None:
+        sampling |= {"tol": setting.tol, "max_gradients": setting.max_gradients}
+    else:  # SGLD of fixed length, tuned in its step at most; timing modes would change the bits
+        mode = "auto" if problem.device.type == "cuda" else "sequential"
+        sampling |= {"draws": setting.draws, "burn_in": setting.burn_in, "kernel": "sgld"}
+        sampling |= {"step_size": setting.step_size, "mode": mode}
     for column, nbeta in TEMPERATURES.items():
         row |= _coefficient(problem, subject, column, sampling | {"nbeta": nbeta})
         if gamma is not None:
             again = sampling | {"nbeta": nbeta, "localization": gamma}
             row |= _coefficient(problem, subject, column, again, RULE) | {"gamma_rule": gamma}
     if bayes:
-        found = bayes_criteria(problem, held_out, seed=subject.seed, **sampling)
-        error, status = found.g_n_draws_error, found.status.name
-        row |= {"g_n": float(found.g_n), "g_n_stderr": error, "g_n_status": status}
+        criteria = bayes_criteria(problem, held_out, seed=subject.seed, **sampling)
+        error, status = criteria.g_n_draws_error, criteria.status.name
+        row |= {"g_n": float(criteria.g_n), "g_n_stderr": error, "g_n_status": status}
     return row
 
 
@@ -349,35 +350,21 @@ def _coefficient(
     if subject.setting.tol is not None and sampling["nbeta"] == "n/log n":
         # the temperature does not depend on it, and the noise of batches does
         sampling = sampling | {"batch_size": None}
-    found = llc(problem, seed=subject.seed, **sampling)
+    estimate = llc(problem, seed=subject.seed, **sampling)
     row: Row = {
-        column: float(found),
-        f"{column}_stderr": float(found.stderr),
-        f"{column}_status": found.status.name,
-        flag_of(column): found.status is Status.NOT_A_MINIMUM,
+        column: float(estimate),
+        f"{column}_stderr": float(estimate.stderr),
+        f"{column}_status": estimate.status.name,
+        flag_of(column): estimate.status is Status.NOT_A_MINIMUM,
     }
-    if found.wbic is not None:
-        row |= {"wbic": float(found.wbic), "wbic_stderr": float(found.wbic.stderr)}
+    if estimate.wbic is not None:
+        row |= {"wbic": float(estimate.wbic), "wbic_stderr": float(estimate.wbic.stderr)}
     return {f"{name}{suffix}": value for name, value in row.items()}
 
 
 def flag_of(column: str) -> str:
     """The column that says NOT_A_MINIMUM of a λ̂."""
     return column.replace("llc", "below_centre")
-
-
-def _sampling(problem: Problem, setting: NgdSetting) -> Row:
-    """SGLD of fixed length and γ, tuned in its step at most; with a tolerance, as ``llc`` chooses.
-
-    The mode is named: timing modes would change the bits.
-    """
-    batch = min(setting.sampled_batch, problem.num_samples)
-    shared = {"batch_size": batch, "chains": setting.chains, "localization": setting.localization}
-    if setting.tol is not None:
-        return shared | {"tol": setting.tol, "max_gradients": setting.max_gradients}
-    mode = "auto" if problem.device.type == "cuda" else "sequential"
-    lengths = {"draws": setting.draws, "burn_in": setting.burn_in}
-    return shared | lengths | {"kernel": "sgld", "step_size": setting.step_size, "mode": mode}
 
 
 RunSource = Callable[[NgdSetting, int, str, Tensor, str], Way]
