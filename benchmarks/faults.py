@@ -1608,7 +1608,7 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
     from lambdahat.results import Result
     from lambdahat.training import Checkpoints, fit, read_rows
     from lambdahat.training.checkpoints import Recipe, read_recipe, weights
-    from lambdahat.training.metrics import Metrics
+    from lambdahat.training.history import Metrics
 
     run, problem = folder / "run", a_problem()
     optimizer = torch.optim.Adam(problem.source.parameters(), lr=0.01)

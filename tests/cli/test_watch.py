@@ -13,7 +13,7 @@ from functools import partial
 from typer.testing import CliRunner
 
 from lambdahat.cli.app import app
-from lambdahat.training.metrics import Metrics
+from lambdahat.training.history import Metrics
 
 
 def watch(*arguments):

@@ -16,7 +16,7 @@ from lambdahat._core.progress import ProgressFile, report
 from lambdahat.experiments.kit.store import Store
 from lambdahat.report import live
 from lambdahat.report.live import Board, LiveServer, Thinned
-from lambdahat.training.metrics import Metrics
+from lambdahat.training.history import Metrics
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from lambdahat.report.live import LiveServer
-from lambdahat.training.metrics import Metrics
+from lambdahat.training.history import Metrics
 from tests.report.browser import CHROMIUM
 from tests.training.small_runs import Setup
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from lambdahat._core.storage import Damaged
-from lambdahat.training import Checkpoints, metrics
+from lambdahat.training import Checkpoints, history
 from lambdahat.training.checkpoints import DamagedCheckpoint, alone_in, pack, read, unpack
-from lambdahat.training.metrics import Metrics, read_rows
+from lambdahat.training.history import Metrics, read_rows
 from tests.training.small_runs import TRAIN, Setup, same, timeless
 
 STATE = {
@@ -394,7 +394,7 @@ def test_rows_that_do_not_fit_on_the_disk_are_an_error(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(metrics, "append_bytes", full)
+        patch.setattr(history, "append_bytes", full)
         with pytest.raises(OSError, match="No space left"):
             Setup("sgd").fit(1, tmp_path)
     run = Setup("sgd").fit(2, tmp_path, resume=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -12,16 +14,7 @@ from typing import Any, TypeVar
 
 from lambdahat._core.check import require, require_choice
 from lambdahat._core.storage import digest_tensors
-from lambdahat.data.sources import (
-    VARIABLE,
-    File,
-    Mirror,
-    Source,
-    candidates,
-    file_digest,
-    note_data,
-    roots,
-)
+from lambdahat.data.sources import VARIABLE, File, Mirror, Source, candidates, file_digest, roots
 from lambdahat.data.splits import Split, Text
 
 Read = TypeVar("Read", bound=Callable[..., "Split | Text"])
@@ -102,6 +95,29 @@ class Found:
     def unpublished(self) -> tuple[File, ...]:
         """The files that nobody published a checksum of: at most their sizes are known."""
         return tuple(file for file in self.form if not file.digest)
+
+
+_noted: ContextVar[dict[str, str] | None] = ContextVar(
+    "digests of the data that were read", default=None
+)
+
+
+@contextmanager
+def noting_data() -> Iterator[dict[str, str]]:
+    """Collect the digests of the data that are loaded inside, by name."""
+    digests: dict[str, str] = {}
+    token = _noted.set(digests)
+    try:
+        yield digests
+    finally:
+        _noted.reset(token)
+
+
+def note_data(name: str, digest: Callable[[], str | None]) -> None:
+    """Note that data were read; a digest is computed only where somebody collects them."""
+    noted = _noted.get()
+    if noted is not None and (contents := digest()) is not None:
+        noted[name] = contents
 
 
 def load(name: str, folder: str | Path | None = None, verify: bool = True, **options: Any) -> Split:

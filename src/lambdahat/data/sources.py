@@ -16,9 +16,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -110,29 +108,6 @@ def file_digest(path: Path) -> str:
 @lru_cache(maxsize=1024)
 def _file_digest(path: Path, *_state: int) -> str:
     return hashlib.sha256(contents(path)).hexdigest()
-
-
-_noted: ContextVar[dict[str, str] | None] = ContextVar(
-    "digests of the data that were read", default=None
-)
-
-
-@contextmanager
-def noting_data() -> Iterator[dict[str, str]]:
-    """Collect the digests of the data that are loaded inside, by name."""
-    found: dict[str, str] = {}
-    token = _noted.set(found)
-    try:
-        yield found
-    finally:
-        _noted.reset(token)
-
-
-def note_data(name: str, digest: Callable[[], str | None]) -> None:
-    """Note that data were read; a digest is computed only where somebody collects them."""
-    noted = _noted.get()
-    if noted is not None and (found := digest()) is not None:
-        noted[name] = found
 
 
 def roots() -> list[Path]:

@@ -43,8 +43,7 @@ from lambdahat.report.style import minus
 from lambdahat.results import Result, Status
 from lambdahat.results.charts import Chart, Series, charts_of, counted, label_text
 from lambdahat.results.measurement import Measurement
-from lambdahat.training.history import Run
-from lambdahat.training.metrics import parse_rows
+from lambdahat.training.history import Run, parse_rows
 from lambdahat.training.trackers import is_failure
 
 ROWS = 600  # of one kind that are drawn: of more, every second, fourth, …

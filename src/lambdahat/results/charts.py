@@ -455,11 +455,6 @@ def numpy_of(values: Any) -> Array:
     )
 
 
-def short(values: Any) -> list[float]:
-    """Four digits of each: a figure needs no more."""
-    return [float(f"{float(value):.4g}") for value in values]
-
-
 def counted(number: int, noun: str) -> str:
     """A text such as "1 probe", "1,200 parameters"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -10,7 +10,7 @@ from lambdahat.training.curvature_trackers import (
     TraceTracker,
 )
 from lambdahat.training.ensembles import Ensemble, fit_many
-from lambdahat.training.history import EarlyStopping, Run
+from lambdahat.training.history import EarlyStopping, Run, read_rows
 from lambdahat.training.loggers import (
     LOGGERS,
     CSVLogger,
@@ -19,7 +19,6 @@ from lambdahat.training.loggers import (
     TensorBoardLogger,
     WandBLogger,
 )
-from lambdahat.training.metrics import read_rows
 from lambdahat.training.scale_trackers import (
     EffectiveRateTracker,
     LearningCoefficientTracker,

@@ -31,9 +31,8 @@ from lambdahat.problem.network import BATCH_NORMS, accumulating
 from lambdahat.results import Status
 from lambdahat.training.checkpoints import Checkpoint, Checkpoints, alone_in, read, write_tensors
 from lambdahat.training.feeding import Augment, Feed, contents, same_contents
-from lambdahat.training.history import BestSoFar, EarlyStopping, Run
+from lambdahat.training.history import BestSoFar, EarlyStopping, Metrics, Run
 from lambdahat.training.loggers import Loggers
-from lambdahat.training.metrics import Metrics
 from lambdahat.training.stepping import (
     PRECISIONS,
     Diverged,

@@ -14,9 +14,8 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import on_one_rank
 from lambdahat.training._loop import require_same_run
 from lambdahat.training.feeding import contents
-from lambdahat.training.history import Run
+from lambdahat.training.history import Metrics, Run
 from lambdahat.training.loggers import Loggers, numbers, require_loggers
-from lambdahat.training.metrics import Metrics
 from lambdahat.training.trackers import Row, Tracker, describe_tracker, make_trackers
 
 MEASUREMENTS = "measurements"  # the folder of the full results, as ``fit`` names it

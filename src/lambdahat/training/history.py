@@ -1,16 +1,28 @@
-"""``Run``, the result of training, and early stopping."""
+"""``Run``, the result of training; its rows of numbers in memory and on disk; early stopping."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
+import os
+import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count, require_type
+from lambdahat._core.storage import Damaged, seal, unseal, write_atomically
 from lambdahat.results import Array, Result, Status
+
+Row = dict[str, Any]
+LEFT = re.compile(r"[0-9a-f]{32}")  # a digest whose key is damaged
 
 
 @dataclass(frozen=True)
@@ -118,3 +130,153 @@ class BestSoFar:
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+@dataclass(eq=False)
+class Metrics:
+    """Rows in memory and, with a ``folder``, on disk as they come."""
+
+    folder: Path | None = None
+    rows: list[Row] = field(default_factory=list)
+    _columns: list[str] = field(default_factory=list)
+
+    def add(self, values: Mapping[str, Any]) -> Row:
+        """Keep a row of plain values, NaN for what is not finite, and write it."""
+        row = {}
+        for key, value in values.items():
+            plain = value.item() if isinstance(value, Tensor | np.generic) else value
+            infinite = isinstance(plain, float) and not math.isfinite(plain)
+            row[key] = math.nan if infinite else plain
+        self.rows.append(row)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            sealed = seal({key: None if value != value else value for key, value in row.items()})
+            append_bytes(self._jsonl, (json.dumps(sealed, ensure_ascii=False) + "\n").encode())
+            self._append_csv(row)
+        return row
+
+    def sync(self) -> int:
+        """Wait until all rows are on disk, as a checkpoint requires; return ``length``."""
+        if self.length:
+            with open(self._jsonl, "rb") as stream:
+                try:
+                    os.fsync(stream.fileno())
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, str(self._jsonl)) from error
+        return self.length
+
+    @property
+    def length(self) -> int:
+        """Bytes of ``metrics.jsonl``."""
+        there = self.folder is not None and self._jsonl.is_file()
+        return self._jsonl.stat().st_size if there else 0
+
+    def covers(self, length: int) -> bool:
+        """Whether the file still holds its first ``length`` bytes."""
+        return self.length >= length
+
+    def cut(self, length: int) -> None:
+        """Keep the first ``length`` bytes and read their rows.
+
+        Damaged rows are left out with a warning that names them: no state depends on a row.
+        """
+        if not self.covers(length):
+            raise ValueError(
+                f"metrics.jsonl must hold at least {length} bytes, got {self.length} bytes"
+            )
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        kept = self._jsonl.read_bytes()[:length] if length else b""
+        found, damaged = parse_rows(kept, self._jsonl)
+        if kept and not kept.endswith(b"\n"):
+            damaged.append(f"{self._jsonl} is damaged: its last row is not whole")
+        self._go_on(found, damaged)
+
+    def keep_steps(self, upto: int | None = None) -> None:
+        """Continue after the rows on disk, up to step ``upto``; damaged rows are dropped."""
+        found, damaged = parse_rows(self._jsonl.read_bytes(), self._jsonl)
+        self._go_on([pair for pair in found if upto is None or pair[1]["step"] <= upto], damaged)
+
+    def _go_on(self, found: list[tuple[bytes, Row]], damaged: list[str]) -> None:
+        if damaged:
+            text = f"{'; '.join(damaged)}: these rows are left out"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        write_atomically(self._jsonl, b"".join(line + b"\n" for line, _ in found))
+        self.rows = [row for _, row in found]
+        self._columns = []
+        self._rewrite_csv()
+
+    @property
+    def _jsonl(self) -> Path:
+        assert self.folder is not None
+        return self.folder / "metrics.jsonl"
+
+    def _append_csv(self, row: Row) -> None:
+        if any(key not in self._columns for key in _scalars(row)):  # a new header
+            self._rewrite_csv()
+        else:
+            assert self.folder is not None
+            append_bytes(self.folder / "metrics.csv", csv_lines(self._columns, [row]))
+
+    def _rewrite_csv(self) -> None:
+        assert self.folder is not None
+        known = [*self._columns, *(key for row in self.rows for key in _scalars(row))]
+        self._columns = list(dict.fromkeys(known))
+        header = ",".join(self._columns).encode() + b"\n" if self._columns else b""
+        write_atomically(self.folder / "metrics.csv", header + csv_lines(self._columns, self.rows))
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """The rows of a ``metrics.jsonl``; null becomes NaN, and an incomplete last line is skipped.
+
+    Raises:
+        Damaged: If a line is not as it was written; the message names the file and the line.
+    """
+    rows, damaged = parse_rows(Path(path).read_bytes(), Path(path))
+    if damaged:
+        raise Damaged("; ".join(damaged))
+    return [row for _, row in rows]
+
+
+def parse_rows(blob: bytes, path: Path) -> tuple[list[tuple[bytes, Row]], list[str]]:
+    """The whole lines with their rows, and what is wrong with those that are damaged."""
+    found, damaged = [], []
+    for number, line in enumerate(blob.split(b"\n")[:-1], start=1):
+        place = f"{path}, line {number},"
+        try:
+            row = unseal(json.loads(line), place, sealed=False)
+            if any(isinstance(value, str) and LEFT.fullmatch(value) for value in row.values()):
+                raise Damaged(f"{place} is damaged: its digest has no name")
+        except Damaged as error:
+            damaged.append(str(error))
+        except (ValueError, RecursionError) as error:
+            damaged.append(f"{place} is damaged: it is not JSON ({error})")
+        else:
+            pairs = row.items()
+            found.append((line, {key: math.nan if v is None else v for key, v in pairs}))
+    return found, damaged
+
+
+def _scalars(row: Row) -> list[str]:
+    """The columns that fit into a cell: not distributions such as a spectrum."""
+    return [key for key, value in row.items() if not isinstance(value, list | tuple)]
+
+
+def csv_lines(columns: list[str], rows: list[Row]) -> bytes:
+    """Rows as lines of CSV; what is missing, or not a number, is empty."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    for row in rows:
+        cells = (row.get(column, "") for column in columns)
+        writer.writerow(["" if cell != cell else cell for cell in cells])
+    return stream.getvalue().encode()
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Append to a file, so that a reader sees whole rows or the beginning of the last."""
+    # never through a link to another file
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags, 0o644), "ab") as stream:
+        stream.write(data)

@@ -18,7 +18,7 @@ import numpy as np
 
 from lambdahat._core.check import describe, require, require_choice
 from lambdahat._core.storage import write_atomically
-from lambdahat.training.metrics import append_bytes, csv_lines
+from lambdahat.training.history import append_bytes, csv_lines
 
 BINS = 40  # of a histogram
 PLACE = Path("runs")  # has a folder for every run that has none of its own

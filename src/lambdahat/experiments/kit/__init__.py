@@ -31,6 +31,7 @@ from lambdahat.experiments.kit.cells import printed_points as printed_points
 from lambdahat.experiments.kit.cells import reading_series as reading_series
 from lambdahat.experiments.kit.cells import series_of as series_of
 from lambdahat.experiments.kit.cells import settings_of as settings_of
+from lambdahat.experiments.kit.cells import short as short
 from lambdahat.experiments.kit.cells import spectra as spectra
 from lambdahat.experiments.kit.cells import stems as stems
 from lambdahat.experiments.kit.claims import LEAST_EFFECT as LEAST_EFFECT
@@ -62,4 +63,3 @@ from lambdahat.experiments.kit.experiment import subject as subject
 from lambdahat.results.charts import Chart as Chart
 from lambdahat.results.charts import Heat as Heat
 from lambdahat.results.charts import Series as Series
-from lambdahat.results.charts import short as short

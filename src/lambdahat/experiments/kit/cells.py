@@ -245,6 +245,11 @@ def finite(values: Iterable[float]) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values]
 
 
+def short(values: Any) -> list[float]:
+    """Four digits of each: a figure needs no more."""
+    return [float(f"{float(value):.4g}") for value in values]
+
+
 def stems(label: str, row: Mapping[str, Any]) -> Series:
     """The Ritz values of one row."""
     return Series(label, row["nodes"], row["weights"], style="stems")

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 
 from lambdahat._core.storage import Damaged, digest
-from lambdahat.data.catalogue import data_digest
-from lambdahat.data.sources import file_digest, note_data, roots
+from lambdahat.data.catalogue import data_digest, note_data
+from lambdahat.data.sources import file_digest, roots
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, key_of
 
 SUFFIX = ".sqlite"

@@ -29,7 +29,7 @@ import torch
 
 from lambdahat._core.check import message, require, require_choice, require_count
 from lambdahat._core.progress import ProgressFile, report
-from lambdahat.data.sources import noting_data
+from lambdahat.data.catalogue import noting_data
 from lambdahat.experiments.kit.cells import Cell, Row, key_of, label_of, without_seeds
 from lambdahat.experiments.kit.experiment import Experiment
 from lambdahat.experiments.kit.store import Store, changed_data, data_of, made_with

@@ -20,7 +20,7 @@ from lambdahat._core.rng import generator
 from lambdahat.data.catalogue import load
 from lambdahat.data.splits import augment
 from lambdahat.estimators import frobenius_norm, spectrum
-from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, short
 from lambdahat.models import all_cnn, lenet5, make_model, preresnet, vgg16, wide_resnet
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
@@ -28,7 +28,6 @@ from lambdahat.optim.schedules import linear_decay
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import rng_untouched
 from lambdahat.problem.network import BATCH_NORMS
-from lambdahat.results.charts import short
 from lambdahat.training import Run, fit
 
 Pair = tuple[Tensor, Tensor]

@@ -24,7 +24,7 @@ from lambdahat._core.storage import Result
 from lambdahat.data.catalogue import load
 from lambdahat.data.splits import Split
 from lambdahat.estimators import eigenpairs, spectrum, variance
-from lambdahat.experiments.kit.cells import Row, Rows
+from lambdahat.experiments.kit.cells import Row, Rows, short
 from lambdahat.experiments.kit.claims import Reading, mean_of
 from lambdahat.experiments.kit.training import PHOTOGRAPHS
 from lambdahat.krylov import lanczos, random_vector
@@ -40,7 +40,6 @@ from lambdahat.randommatrix.batch_curvature import (
 from lambdahat.randommatrix.bulk import continuous_region, fit_bulk
 from lambdahat.randommatrix.predictions import BatchPrediction, predict
 from lambdahat.results import Array, Eigenpairs, Estimate, Spectrum
-from lambdahat.results.charts import short
 from lambdahat.training._loop import fit
 
 MODELS = ("additive", "multiplicative", "directional")

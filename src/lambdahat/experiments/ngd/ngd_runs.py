@@ -22,8 +22,7 @@ from torch.nn.functional import interpolate
 from lambdahat._core.check import require_choice
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
-from lambdahat.data.catalogue import data_digest, load
-from lambdahat.data.sources import note_data
+from lambdahat.data.catalogue import data_digest, load, note_data
 from lambdahat.estimators._trace import trace
 from lambdahat.experiments.kit import Cell, Row
 from lambdahat.models.convolutional import lenet5
