@@ -300,6 +300,8 @@ class Krylov:
     ) -> None:
         self.operator, self.capacity, dtype = operator, capacity, working_dtype(operator)
         self.basis = Basis(capacity + 1, operator.dim, dtype, operator.device, place)
+        self.rows = self.basis.rows  # as they are stored, (capacity + 1, P)
+        self.rounding = float(torch.finfo(operator.dtype).eps)  # of one product, relative
         length = torch.linalg.vector_norm(start, dtype=torch.float64)
         self.basis.put(0, start.to(operator.device, dtype), length)
         self.alpha = torch.zeros(capacity, dtype=torch.float64, device=operator.device)
@@ -309,16 +311,6 @@ class Krylov:
         self.size = self.kept = self.origin = self.products = self._checked = 0
         self.slack = 0.0
         self.recorded = RecordedSteps.of(self.basis, operator, (self.alpha, self.beta, self.drift))
-
-    @property
-    def rows(self) -> Tensor:
-        """The basis as it is stored, (capacity + 1, P)."""
-        return self.basis.rows
-
-    @property
-    def rounding(self) -> float:
-        """Relative rounding of one product."""
-        return float(torch.finfo(self.operator.dtype).eps)
 
     def extend(self, orthogonalise: bool = True) -> None:
         """One Lanczos step: one product, then Gram–Schmidt against the whole basis unless told not
@@ -341,23 +333,17 @@ class Krylov:
             basis.subtract(w, self.beta[:j], j)
         elif j > 0:
             w.addcmul_(basis[j - 1], self.beta[j - 1].to(basis.dtype), value=-1)
-        if not orthogonalise and float(beta := norm(w)) > FALL * float(self.beta[j - 1]):
-            self._append(w, alpha, beta)
-            return
         # a β that fell by far leaves a vector of rounding, which the next step would blow up
-        correction = basis.orthogonalise(w, j + 1)
-        alpha, beta = alpha + correction[j], norm(w)
-        self.drift[j] = torch.linalg.vector_norm(correction, dtype=torch.float64)
-        if self.rows.is_cuda or float(self.drift[j]) > 0.1 * float(beta):
-            alpha = alpha + basis.orthogonalise(w, j + 1)[j]
-            beta = norm(w)
-        self._append(w, alpha, beta)
-
-    def _append(self, w: Tensor, alpha: Tensor, beta: Tensor) -> None:
-        j, dtype = self.size, self.basis.dtype
+        if orthogonalise or float(beta := norm(w)) <= FALL * float(self.beta[j - 1]):
+            correction = basis.orthogonalise(w, j + 1)
+            alpha, beta = alpha + correction[j], norm(w)
+            self.drift[j] = torch.linalg.vector_norm(correction, dtype=torch.float64)
+            if self.rows.is_cuda or float(self.drift[j]) > 0.1 * float(beta):
+                alpha = alpha + basis.orthogonalise(w, j + 1)[j]
+                beta = norm(w)
         self.alpha[j], self.beta[j] = alpha, beta
         # a zero β stays a zero vector until the next call of broke_down
-        self.basis.put(j + 1, w, beta.clamp_min(torch.finfo(dtype).tiny).to(dtype))
+        basis.put(j + 1, w, beta.clamp_min(torch.finfo(basis.dtype).tiny).to(basis.dtype))
         self.size, self.products = j + 1, self.products + 1
 
     def nearly_orthogonal(self) -> bool:

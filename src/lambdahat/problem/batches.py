@@ -206,11 +206,11 @@ class Batches:
 
     def cut(self, rows: int) -> Batches:
         """The same samples in the same order, each batch cut into pieces of at most ``rows``."""
-
-        def parts() -> Iterator[Any]:
-            return (part for batch in self for part in _slices(batch.data, rows))
-
-        pieces = Batches(parts, self.device, self.dtype)
+        pieces = Batches(
+            lambda: (part for batch in self for part in _slices(batch.data, rows)),
+            self.device,
+            self.dtype,
+        )
         pieces.raw = self.raw
         return pieces
 

@@ -435,7 +435,7 @@ class Problem:
     def recomputes(self) -> bool:
         """Whether passes differentiated once rerun the model's checkpointed parts."""
         run = self._evaluate
-        if not isinstance(run, Evaluator):
+        if not isinstance(run, Evaluator) or not run.checkpoints:
             return False
         return run.recomputes(lambda: (self.named(self.vector), self.batches.first()))
 
