@@ -162,7 +162,8 @@ def run_damping(scale: str, seed: int, splits: Mapping[str, Split], device: str)
     for subject in least_damping.SCALES[scale]:
         ground = prepare(subject, splits, seed, device)
         edges += [
-            least_damping.LEAST[optimizer](ground, seed) for optimizer in least_damping.OPTIMIZERS
+            least_damping.EDGE_SEARCHES[optimizer](ground, seed)
+            for optimizer in least_damping.OPTIMIZERS
         ]
         rules.append(rule_at(ground, start_of(ground), "at the start", seed))
         scaling += [

@@ -289,15 +289,16 @@ import importlib, pkgutil, sys
 import lambdahat
 from lambdahat.results import Result
 print(*(type(Result.load(path)).__name__ for path in sys.argv[1:]))
-from lambdahat._core.storage import CORE, LATER
+from lambdahat._core.storage import CORE, TYPE_HOMES
 for module in CORE:
     importlib.import_module(f"lambdahat.{module}")
-known = {*Result._types, *(name for names in LATER.values() for name in names.split())}
+known = {*Result._types, *(name for names in TYPE_HOMES.values() for name in names.split())}
 for module in pkgutil.walk_packages(lambdahat.__path__, "lambdahat."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 print(*sorted(set(Result._types) ^ known))
-modules = {name: f"lambdahat.{module}" for module, names in LATER.items() for name in names.split()}
+homes = TYPE_HOMES.items()
+modules = {name: f"lambdahat.{module}" for module, names in homes for name in names.split()}
 print(*(name for name, module in modules.items() if Result._types[name].__module__ != module))
 """
 

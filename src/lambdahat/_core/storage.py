@@ -40,7 +40,7 @@ FORMAT = "lambdahat"
 FORMAT_VERSION = 2  # 1 had no digest
 DIGEST = "digest"  # the key of a document's digest of all else in it
 HEAD = f'{{\n "format": "{FORMAT}"'.encode()  # what the file of a result begins with
-FEW = 5  # parts of a tuple or a mapping that the text of a result shows
+PARTS_SHOWN = 5  # parts of a tuple or a mapping that the text of a result shows
 LONG = 80  # letters of a result within it
 BUFFER = 1 << 18
 SMALL = 64 << 20  # bytes that any packed file may unpack to
@@ -49,7 +49,7 @@ RATIO = 50
 # what reading a file imports where it holds a result that is not known yet: CORE, or the module of
 # the result where that is outside
 CORE = ("results.measurement", "maxent", "estimators", "singular")
-LATER = {
+TYPE_HOMES = {
     "bench.records": "BenchResult BenchRow",
     "experiments.minibatch.batch_points": "BatchCell CurvaturePoint",
     "experiments.minibatch.stability_edges": "Frontier RateRule ScalingRuns",
@@ -359,7 +359,7 @@ def _short(value: Any) -> str:
     if isinstance(value, Tensor | np.ndarray):
         if value.ndim == 0:
             return _short(value.item())
-        if value.ndim == 1 and 0 < len(value) <= FEW:
+        if value.ndim == 1 and 0 < len(value) <= PARTS_SHOWN:
             return f"[{', '.join(map(_short, value.tolist()))}]"
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, Status):
@@ -373,10 +373,12 @@ def _short(value: Any) -> str:
     if isinstance(value, float | np.floating):
         return f"{float(value):.6g}"
     if isinstance(value, Mapping):
-        parts = ", ".join(f"{key!r}: {_short(item)}" for key, item in list(value.items())[:FEW])
+        parts = ", ".join(
+            f"{key!r}: {_short(item)}" for key, item in list(value.items())[:PARTS_SHOWN]
+        )
         return f"{{{parts}{_rest(len(value))}}}"
     if isinstance(value, tuple | list):
-        parts = ", ".join(_short(item) for item in value[:FEW])
+        parts = ", ".join(_short(item) for item in value[:PARTS_SHOWN])
         return f"({parts}{_rest(len(value)) or ',' * (len(value) == 1)})"
     return describe(value)
 
@@ -404,7 +406,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _rest(count: int) -> str:
-    return f", … {count} in all" if count > FEW else ""
+    return f", … {count} in all" if count > PARTS_SHOWN else ""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -628,7 +630,7 @@ def _kind(name: str, fields: Iterable[str]) -> type[Result] | None:
     """
     name = "CheckedCase" if name == "Comparison" and "case" in fields else name
     if name not in Result._types:
-        for module in [home for home, names in LATER.items() if name in names.split()] or CORE:
+        for module in [home for home, names in TYPE_HOMES.items() if name in names.split()] or CORE:
             import_module(f"lambdahat.{module}")
     return Result._types.get(name)
 

@@ -37,7 +37,7 @@ MARKS = {  # class and sign of a verdict
     OPEN: ("open", "?"),
     UNTESTED: ("untested", "–"),
 }
-FEW = 30  # claims that are shown without being asked for
+CLAIMS_SHOWN = 30  # claims that are shown without being asked for
 OPENED = 4  # sections: where there are more, a reader opens those of interest
 OTHERS = "Results"  # the heading of what belongs to no paper
 PAPERS, OWN = "of the papers", "our own"  # whose a claim is
@@ -107,7 +107,12 @@ def _environment() -> Environment:
     found = Environment(
         loader=PackageLoader("lambdahat.report"), autoescape=True, undefined=StrictUndefined
     )
-    found.globals |= {"marks": MARKS, "few": FEW, "others": OTHERS, "level": f"{100 * LEVEL:.0f}"}
+    found.globals |= {
+        "marks": MARKS,
+        "few": CLAIMS_SHOWN,
+        "others": OTHERS,
+        "level": f"{100 * LEVEL:.0f}",
+    }
     found.globals |= {"of_papers": PAPERS, "our_own": OWN}
     found.filters |= {
         "aligned": aligned,

@@ -59,7 +59,7 @@ PANELS = {  # label and the columns that share its axis
 # panels that 2/α belongs to, if it is at most so many times the largest eigenvalue there
 EIGENVALUES = {"largest eigenvalues": 20.0, "ends of the spectrum": 5.0}
 BINS, SPECTRA = 60, 200  # of a map of spectra: along the axis, and over time at most
-LEAST = 1e-8  # share of eigenvalues that is shown
+LEAST_SHARE = 1e-8  # share of eigenvalues that is shown
 UNSEEN = 0.005  # of the range of a curve: bars below that are caps without a bar
 BATCH = "batch size B"
 POINTS = 60  # of a predicted curve
@@ -145,7 +145,7 @@ def _spectra(run: Run) -> list[Chart]:
     nodes = np.concatenate([places for places, _ in spectra])
     edges = np.linspace(nodes.min(), nodes.max(), BINS + 1)
     masses = np.array([np.histogram(places, edges, weights=mass)[0] for places, mass in spectra]).T
-    values = [[float(mass) if mass > LEAST else None for mass in line] for line in masses]
+    values = [[float(mass) if mass > LEAST_SHARE else None for mass in line] for line in masses]
     centres = [float(centre) for centre in (edges[1:] + edges[:-1]) / 2]
     progress = [row["progress"] for row in rows]
     heat = Heat(progress, centres, values, "share of eigenvalues", log=True, cells=True)

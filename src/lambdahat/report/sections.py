@@ -63,7 +63,7 @@ FIRST = (
     "batch",
     "rate",
 )
-MOST = 10  # parts of the line
+MAX_PARTS = 10  # parts of the line
 LONG = 80  # letters of one part
 
 
@@ -92,7 +92,7 @@ def in_short(config: Any) -> str:
         name for name in found if name not in FIRST
     ]
     parts = [f"{name.replace('_', ' ')}: {' / '.join(found[name])}" for name in order]
-    return " · ".join([part for part in parts if len(part) <= LONG][:MOST])
+    return " · ".join([part for part in parts if len(part) <= LONG][:MAX_PARTS])
 
 
 def _scalars(config: Any) -> Iterator[tuple[str, Any]]:

@@ -49,8 +49,13 @@ from lambdahat.training.trackers import describe_tracker
 # statistics of more samples cost a pass and change little (§7.3.1, spectral thesis)
 REFRESH_SAMPLES = 10_000
 UNITS = ("epoch", "step")
-MOVED = ("lr", "momentum", "betas", "average_start")  # by schedules, SpectralSGD, start_averaging()
-LATER = ("contents", "trackers")  # which runs of early versions do not tell
+SCHEDULED_SETTINGS = (
+    "lr",
+    "momentum",
+    "betas",
+    "average_start",
+)  # by schedules, SpectralSGD, start_averaging()
+LATER_FIELDS = ("contents", "trackers")  # which runs of early versions do not tell
 # the settings that determine the numbers; the others may change from one call to the next
 FINGERPRINT = (
     "batch_size",
@@ -248,7 +253,7 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
     signatures = (inspect.signature(type(inner)).parameters for inner in chain(optimizer))
     for name in (name for signature in signatures for name in signature):
         if name in groups[0] and name != "params":
-            first = optimizer.defaults if name in MOVED else {}
+            first = optimizer.defaults if name in SCHEDULED_SETTINGS else {}
             values = (first.get(name, group.get(name)) for group in groups)
             pairs = zip(groups, values, strict=True)
             found[name] = [repr(group.get(f"initial_{name}", value)) for group, value in pairs]
@@ -258,7 +263,7 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
 def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise unless a stored run had the settings, data and model of this one."""
     for name, value in now.items():
-        if name in LATER and name not in stored:
+        if name in LATER_FIELDS and name not in stored:
             continue
         was = stored.get(name)
         if name == "contents":

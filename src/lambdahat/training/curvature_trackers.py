@@ -42,7 +42,7 @@ ADMIXTURE = 0.1
 PATIENCE = 3  # products over which the values must stand still
 ROOM = 48  # basis vectors at least
 # the tolerance at which copies of repeated eigenvalues are told apart from their neighbours
-SURE = 1e-5
+COPIES_TOLERANCE = 1e-5
 LOOK = 4  # steps between looks on a GPU, each a synchronisation
 
 
@@ -95,7 +95,7 @@ def leading_pairs(
                 return found
             if left < count:
                 return replace(found, status=Status.NOT_CONVERGED)
-            again = eigenpairs(operator, k, which, min(tol, SURE), left, seed=seed)
+            again = eigenpairs(operator, k, which, min(tol, COPIES_TOLERANCE), left, seed=seed)
             return replace(again, cost=again.cost + state.products)
         if state.size == room:
             _restart(state, wanted, count)
@@ -174,7 +174,7 @@ def _extract(state: Krylov, wanted: Wanted, count: int, tol: float) -> Eigenpair
     return Eigenpairs(*parts, state.products, status)
 
 
-MOST = 200
+MAX_MATVECS = 200
 
 
 @register()
@@ -184,7 +184,7 @@ class TraceTracker(SampledTracker):
     name = "trace"
     columns = with_errors("trace")
 
-    def __init__(self, *, tol: float = 0.05, max_matvecs: int = MOST, **common: Any) -> None:
+    def __init__(self, *, tol: float = 0.05, max_matvecs: int = MAX_MATVECS, **common: Any) -> None:
         super().__init__(**common)
         self.tol = require_positive(tol, "tol")
         self.max_matvecs = require_count(max_matvecs, "max_matvecs", least=2)
@@ -203,7 +203,7 @@ class TraceTracker(SampledTracker):
 class _WarmTracker(SampledTracker):
     """Eigenpairs to ``tol`` by Lanczos, started from the vectors of the last measurement."""
 
-    def __init__(self, *, tol: float = 1e-3, max_matvecs: int = MOST, **common: Any) -> None:
+    def __init__(self, *, tol: float = 1e-3, max_matvecs: int = MAX_MATVECS, **common: Any) -> None:
         super().__init__(**common)
         self.tol = require_positive(tol, "tol")
         self.max_matvecs = require_count(max_matvecs, "max_matvecs", least=2)

@@ -464,7 +464,7 @@ def unlearnt(*parts: Rows) -> str:
         accuracy = kit.over_seeds(part, "accuracy").value
         data = part[0].get("data", "") if len(part) else ""
         chance = training.CHANCE.get(data, training.TEN_CLASSES)
-        if accuracy < training.LEARNT * chance:
+        if accuracy < training.LEARNT_RATIO * chance:
             figures = f"{accuracy:.1f} % held out where a guess has {chance:g} %"
             return f"{name_of(part)} learnt nothing, {figures}"
     return ""

@@ -18,7 +18,7 @@ RATE, DECAY = 0.5, 0.9  # α and ρ of the simulation
 WINDOWS = 30  # three times 1/(1 − ρ): the moving average has forgotten where it began
 STEPS = (10, WINDOWS, 100, 300, 1000, 3000)
 LONG = (10_000, 100_000)  # steps by the exact laws alone
-SAME = 0.1
+MARGIN = 0.1
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,17 @@ def claims(rows: Rows) -> Iterator[Claim]:
         factor: the variance of the moving average is (1−ρ)/(1+ρ) times that of the last iterate
           | §7.5.2 | a factor (1−ρ)/(1+ρ) | within | decades
         ema: the variance of the moving average does not vanish (exponent of n)
-          | §7.5.2 | 0 | within {SAME:g} of 0
+          | §7.5.2 | 0 | within {MARGIN:g} of 0
         average: the variance of the average vanishes (exponent of n)
-          | §7.5 | -1 | within {SAME:g} of -1
+          | §7.5 | -1 | within {MARGIN:g} of -1
         noise: averaging reduces noise far more than a moving average (variance at the most steps)
           | §7.5.2 | far more aggressive | below -1 | decades
         mean: a moving average affects the convergence of the mean less than the average does
           | §7.5.2 | less strongly | below | decades
         early: after {WINDOWS} steps, three windows of it, the moving average has less loss than the
           average | §7.5.2 | justified initially | below | decades
-        printed: the printed variance of the {{kind}} is that of simulated ones, within {SAME:g}
-          decades | §7.5 | its formula | within {SAME:g} of 0 | decades
+        printed: the printed variance of the {{kind}} is that of simulated ones, within {MARGIN:g}
+          decades | §7.5 | its formula | within {MARGIN:g} of 0 | decades
     """)
     found, exact = rows.where(kind="simulated"), rows.where(kind="exact")
     last, early = found.where(steps=max(found.values("steps"))), found.where(steps=WINDOWS)
@@ -103,7 +103,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
     for rate in ("root", "fixed"):
         yield claim(rate, _gap(end, f"average loss, {rate}", f"final loss, {rate}"))
     factor = _gap(last, "ema variance", "final variance")
-    yield claim("factor", factor, bound=printed, margin=SAME)
+    yield claim("factor", factor, bound=printed, margin=MARGIN)
     yield claim("ema", _exponent(late, "ema variance"))
     yield claim("average", _exponent(late, "average variance"))
     yield claim("noise", _gap(last, "average variance", "ema variance"))

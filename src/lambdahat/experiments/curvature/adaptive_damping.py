@@ -28,7 +28,7 @@ BETTER = ("Adam", 4e-4, 4e-4)
 LARGE = (("Adam", 1e-3, 5e-3), ("Adam", 1e-3, 7.5e-3))
 CONSTANT = (("KFAC", 1e-2, 1e-1), ("KFAC", 1e-3, 1e-2), ("KFAC", 1e-4, 1e-3))  # δ/α = 10
 LOWERED = (("KFAC", 1e-4, 1e-3), ("KFAC", 1e-4, 3e-4), ("KFAC", 1e-4, 1e-4))
-SAME = 1.0  # points of training error: "effectively unchanged"
+UNCHANGED = 1.0  # points of training error: "effectively unchanged"
 MATCH = 0.25  # points of validation error: "match or even beat"
 THEIRS = "VGG-16, CIFAR-100"
 Key = tuple[str, float, float]
@@ -48,8 +48,8 @@ def claims(rows: Rows) -> Iterator[Claim]:
     undamped = f"{what}: KFAC, α = 0.0001, δ = 0.001 to 0.0001"
     adam = f"{what}: Adam, α = 0.0004"
     text = f"""
-        slower: {slower}: the training error stays (within {SAME:g} point)
-          | {where} | effectively unchanged ({THEIRS}) | within {SAME:g} of 0
+        slower: {slower}: the training error stays (within {UNCHANGED:g} point)
+          | {where} | effectively unchanged ({THEIRS}) | within {UNCHANGED:g} of 0
         rises more: {undamped}: the validation error rises more than the training error
           | §6.5.1 | significantly larger ({THEIRS})
         default: {adam}, δ = 10⁻⁸: its validation error is above SGD's

@@ -56,7 +56,7 @@ SETS = {
 WHOLE = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
 UNAVAILABLE = ("imagenet32", "imagenet", "penn-treebank")  # sets that cannot be had here
 # share of the paper's samples times epochs from which a smaller run counts as a reduced one
-ENOUGH = 0.1
+REDUCED_SHARE = 0.1
 PRINTED_RATES = "as printed"
 CLAIM_FIELDS = {field.name for field in fields(Claim)[4:]}  # those of the test, not of the text
 DIFFERENCES = ("network", "data", "rate", "length")  # between what we train and what the paper does
@@ -117,7 +117,7 @@ class Size:
         share = math.prod(min(1.0, ours / theirs) for ours, theirs in self.parts(paper).values())
         *names, length = DIFFERENCES
         named = [name for name in names if getattr(paper, name) not in ("", getattr(self, name))]
-        return named + [length] * (share < ENOUGH)
+        return named + [length] * (share < REDUCED_SHARE)
 
     def nearest(self, papers: Sequence[Size]) -> Size:
         """The one of the paper's sizes that this comes nearest to."""
@@ -210,7 +210,7 @@ class Experiment:
         return " / ".join(dict.fromkeys(filter(None, lacking)))
 
 
-LEAST = 3  # seeds of a setting that lacks some, to be judged beside others
+LEAST_SEEDS = 3  # seeds of a setting that lacks some, to be judged beside others
 
 
 def _list_of(read: Callable[[Rows], Iterable[Any]], rows: Rows) -> list[Any]:
@@ -244,7 +244,7 @@ def findings(experiment: Experiment, store: Store) -> Findings:
     A store can be read while its sweep runs, and rows that lack some cells may be too few for a
     claim, a table or a chart: that must not cost the reader the rest. Nor may a setting that has
     only just begun: its claims would be undecided for want of seeds, and count in Holm's correction
-    of the others. So it waits until it has LEAST seeds, unless no setting has more.
+    of the others. So it waits until it has LEAST_SEEDS seeds, unless no setting has more.
     """
     stored = store.finished()
     cells = {key_of(cell): cell for cell in experiment.grid(store.scale)}
@@ -277,7 +277,9 @@ def findings(experiment: Experiment, store: Store) -> Findings:
             rest = f"; the {listed} need some of the others."
         notes = [f"{done:,} of {total:,} cells have finished{rest}"]
     if begun:
-        notes.append(f"Neither judged nor shown before {LEAST} seeds have run: {'; '.join(begun)}.")
+        notes.append(
+            f"Neither judged nor shown before {LEAST_SEEDS} seeds have run: {'; '.join(begun)}."
+        )
     if foreign:
         notes.append(
             f"{foreign:,} stored cells are not in the grid of this version; the same command runs"
@@ -331,7 +333,7 @@ def carry_decisions(
 
 
 def _settings_begun(cells: Mapping[str, Cell], stored: set[str]) -> tuple[set[str], list[str]]:
-    """The finished cells of settings with too few seeds (LEAST), and these settings in words."""
+    """The finished cells of settings with fewer seeds than LEAST_SEEDS, and these in words."""
     settings: dict[str, list[str]] = {}
     for key, cell in cells.items():
         settings.setdefault(key_of(without_seeds(cell)), []).append(key)
@@ -346,7 +348,7 @@ def _settings_begun(cells: Mapping[str, Cell], stored: set[str]) -> tuple[set[st
     for setting, keys in zip(every, settings.values(), strict=True):
         there = stored.intersection(keys)
         seeds = count_seeds(there)
-        if there and len(there) < len(keys) and seeds < LEAST:
+        if there and len(there) < len(keys) and seeds < LEAST_SEEDS:
             varied = [name for name in setting if any(o.get(name) != setting[name] for o in every)]
             label = label_of({name: setting[name] for name in varied})
             words.append(f"{label} ({seeds} of {count_seeds(keys)})")

@@ -36,11 +36,11 @@ MOMENTUM = 0.9
 # images that are evaluated at once: 1,024 take 25 GB in PreResNet-164, and several processes share
 # a GPU
 PIECE = 256
-LEAST = 3  # networks that have learnt, below which nothing is judged
+LEAST_NETWORKS = 3  # networks that have learnt, below which nothing is judged
 # of the training accuracy, per cent; the other sets have ten classes
 CHANCE = {"cifar100": 1.0, "imagenet32": 0.1, "imagenet": 0.1}
 TEN_CLASSES = 10.0
-LEARNT = 2.0  # times chance
+LEARNT_RATIO = 2.0  # times chance
 NORM_TOLERANCE = 0.1  # of the Frobenius norm, so about 20 % of its square at 95 % confidence
 PHOTOGRAPHS = ("cifar10", "cifar100")
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -237,12 +237,13 @@ def learnt(rows: Rows) -> tuple[Rows, str]:
     name = "training accuracy"
     last = {row["seed"]: row[name] for row in rows if row.get(name) is not None}
     chance = CHANCE.get(rows[0].get("data", ""), TEN_CLASSES)
-    failed = [seed for seed, accuracy in last.items() if accuracy < LEARNT * chance]
+    failed = [seed for seed, accuracy in last.items() if accuracy < LEARNT_RATIO * chance]
     kept = [seed for seed in last if seed not in failed]
     if not failed:
         return rows, ""
     few = f"{len(kept)} of {len(last)} networks have learnt (training accuracy above"
-    reason = f"{few} {LEARNT * chance:g} %), fewer than {LEAST}" if len(kept) < LEAST else ""
+    reason = f"{few} {LEARNT_RATIO * chance:g} %), fewer than {LEAST_NETWORKS}"
+    reason = reason if len(kept) < LEAST_NETWORKS else ""
     return (rows.where(seed=kept) if kept else rows), reason
 
 

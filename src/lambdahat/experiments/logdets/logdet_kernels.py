@@ -27,7 +27,7 @@ MEME, GRIDDED = "MEMe", "MEMe on 10⁴ points"
 CHEBYSHEV, LANCZOS = "Chebyshev", "Lanczos"
 OURS = {method: f"{method}, preconditioned" for method in ("maxent", "chebyshev", "slq")}
 METHODS = (MEME, GRIDDED, CHEBYSHEV, LANCZOS, *OURS.values())
-LEAST = 0.5  # of the printed decades between two methods, which ours are to reach
+DECADES_SHARE = 0.5  # of the printed decades between two methods, which ours are to reach
 
 
 # of Table 2.1: condition number, length scale, and the errors of three methods
@@ -179,7 +179,7 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
     for condition, part, _, errors in _printed_rows(rows):
         for other in (CHEBYSHEV, LANCZOS):
             mine, theirs = errors[MEME], errors[other]
-            bound = LEAST * math.log10(theirs / mine)
+            bound = DECADES_SHARE * math.log10(theirs / mine)
             values = {"other": other, "condition": condition, "mine": mine, "theirs": theirs}
             reading = kit.decades(part.where(method=other), part.where(method=MEME), "error")
             key = "less" if bound > 0 else "more"
@@ -267,8 +267,8 @@ EXPERIMENT = kit.Experiment(
         MEMe is Algorithm 3: moments on [0, λ_u], λ_u the largest absolute row sum, 50 probes of ±1,
           matched to 1e-8.
         On 10⁴ points the same is solved on a grid, as the thesis did.
-        One method errs less than another if by {LEAST:g} of the printed decades or more: set after
-          the results.
+        One method errs less than another if by {DECADES_SHARE:g} of the printed decades or more:
+          set after the results.
         Chebyshev has degree 30 and Lanczos 30 steps, each with 50 probes and without a
           preconditioner.
     """),

@@ -96,7 +96,7 @@ COUNTS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 30)
 CLASSICAL, MEME = "BMxnt", "MEMe"
 GRID = "grid"
 ROUNDING = 1e-6  # of an entropy
-LEAST = 0.1  # decades by which an error is to rise or fall
+LEAST_DECADES = 0.1  # decades by which an error is to rise or fall
 
 
 def cells(
@@ -170,7 +170,7 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
     drawn, last = main.where(probes=max(main.values("probes"))), max(COUNTS)
     ours, theirs = drawn.where(by=MEME), drawn.where(by=CLASSICAL)
     end, mine = theirs.where(moments=last), ours.where(moments=last)
-    claim = partial(CLAIMS, last=last, least=LEAST)
+    claim = partial(CLAIMS, last=last, least=LEAST_DECADES)
     rises, other = (
         [max(_steps(one, "entropy")) for _, one in part.groups("seed")] for part in (ours, theirs)
     )

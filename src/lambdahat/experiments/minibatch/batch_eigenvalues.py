@@ -29,7 +29,7 @@ from lambdahat.experiments.minibatch.batch_points import (
 from lambdahat.randommatrix import effective_batch
 
 CLOSE = math.log(1.1)  # of a mean that counts as predicted, and by which a fit is to be better
-SURE = 2.0  # standard errors by which a batch shows more
+CLEAR_EXCESS = 2.0  # standard errors by which a batch shows more
 # of normal batches, within one deviation of what is one deviation off
 AT_ONE = float(norm.cdf(2) - norm.cdf(0))
 LEARNT = 0.9  # of the loss of guessing
@@ -147,7 +147,7 @@ def excess_slope(point: TrainingPoint) -> kit.Reading:
     for batches in point.batches:
         mean, size = batches.mean("largest"), effective_batch(batches.size, point["population"])
         excess = mean.value - point["full largest"]
-        if excess > SURE * mean.stderr > 0:
+        if excess > CLEAR_EXCESS * mean.stderr > 0:
             seen.append((math.log(size), math.log(excess), excess / mean.stderr))
     if len(seen) < 3:
         return kit.UNKNOWN

@@ -26,8 +26,14 @@ from lambdahat.experiments.kit.training import (
     on_device,
     train_by_sgd,
 )
-from lambdahat.experiments.minibatch.largest_rates import FACTOR, FALL, LOST, RULES, SAME
-from lambdahat.experiments.minibatch.stability_edges import FEWEST
+from lambdahat.experiments.minibatch.largest_rates import (
+    FACTOR,
+    LEARNT_LOSS,
+    RULES,
+    SAME_ERROR,
+    WORST_REFERENCE,
+)
+from lambdahat.experiments.minibatch.stability_edges import LEAST_SIZES
 
 STABLE = 4  # times the reference, 512 against 128: up to there the thesis has no drop
 OSCILLATES = 2.0  # times the change per epoch at the reference
@@ -188,7 +194,7 @@ def _error_claims(setup: Setup) -> Iterator[kit.Claim]:
     part, unmet = setup.at(last), unmet or stability_reason(setup)
     values = {"verb": "do not train" if setup.normed else "diverge", "rate": part[0]["rate"]}
     reading = kit.mean_of([_loss(row) for row in part])
-    yield claim("unstable", reading, unmet=unmet, bound=FALL * _guess(part[0]), **values)
+    yield claim("unstable", reading, unmet=unmet, bound=LEARNT_LOSS * _guess(part[0]), **values)
 
 
 def _guess(row: Mapping[str, Any]) -> float:
@@ -245,7 +251,7 @@ def _points(
     for seed in setup.ends.distinct("seed"):
         part = setup.ends.where(rule="linear", seed=seed, batch=inside, diverged=False)
         far, errors = part.values("distance"), part.values("error")
-        if len(far) >= FEWEST and len(set(far)) > 1 and len(set(errors)) > 1:
+        if len(far) >= LEAST_SIZES and len(set(far)) > 1 and len(set(errors)) > 1:
             found[seed] = far, errors
     return found
 
@@ -272,7 +278,7 @@ def largest_rates(setup: Setup) -> dict[int, float]:
     """log₁₀ of the largest rate tried at the reference that trains, by seed."""
     found: dict[int, float] = {}
     for row in setup.at_reference.where(rule=["search", "linear"]):
-        if _loss(row) < FALL * _guess(row):
+        if _loss(row) < LEARNT_LOSS * _guess(row):
             found[row["seed"]] = max(found.get(row["seed"], -math.inf), math.log10(row["rate"]))
     return found
 
@@ -281,7 +287,7 @@ def untrained_reason(setup: Setup) -> str:
     """Why scaling is not judged: the baseline run's error exceeds 50 %; "" if it does not."""
     base, size = kit.over_seeds(setup.at(setup.reference), "error").value, setup.reference
     lost = f"{setup.network} at B = {size}, which is scaled, errs on {base:.0f} %"
-    return "" if base <= LOST else lost
+    return "" if base <= WORST_REFERENCE else lost
 
 
 def stability_reason(setup: Setup) -> str:
@@ -289,7 +295,7 @@ def stability_reason(setup: Setup) -> str:
     last = setup.sizes[-1]
     rise = setup.rise(last).value
     stable = f"no run is unstable: at B = {last} the error is {rise:+.1f} % off"
-    return stable if rise <= SAME else ""
+    return stable if rise <= SAME_ERROR else ""
 
 
 def smoothness_reason(setup: Setup) -> str:
@@ -493,16 +499,17 @@ ASSUMPTIONS = kit.sentences(f"""
     VGG-16 without batch norm has the thesis's α₀ = 0.01 (paper); γ is the same as with it.
     Validation images stand for the thesis's test images too. n counts seeds: start, images and
       batches.
-    An error is kept if it changes by at most {SAME:g} %, as the thesis's own does from B = 128 to
-      1,024.
-    Nothing is judged of scaling where the run at B = 128 errs on more than {LOST:g} % itself.
-    Of “unstable” runs nothing is judged where the largest B errs on at most {SAME:g} % more than B
-      = 128.
+    An error is kept if it changes by at most {SAME_ERROR:g} %, as the thesis's own does from B =
+      128 to 1,024.
+    Nothing is judged of scaling where the run at B = 128 errs on more than {WORST_REFERENCE:g} %
+      itself.
+    Of “unstable” runs nothing is judged where the largest B errs on at most {SAME_ERROR:g} % more
+      than B = 128.
     A run oscillates if its error changes {OSCILLATES:g} times as much per epoch as that at B = 128.
     That is read from the end of the first quarter of the run on, as long as the rate is full.
     The similar solutions, of which distance and error are compared, are those up to B = 1,024.
-    A run does not train if its loss ends above {FALL:g} of a guess's. One that diverged errs as a
-      guess does.
+    A run does not train if its loss ends above {LEARNT_LOSS:g} of a guess's. One that diverged errs
+      as a guess does.
     Other rules with batch norm, and the cost of α ∝ B with and without it, are claims of ours.
 """)
 
@@ -510,7 +517,7 @@ LARGE = ("square root", (1024, 2048)), ("constant", (1024, 2048))
 FAR = ("square root", (1024,)), ("constant", (1024,))
 LONG = (128, 256, 512, 1024, 2048)
 SHORT = (128, 512, 1024, 2048)
-FEW = (128, 512, 2048)
+THREE_SIZES = (128, 512, 2048)
 TINY = (16, 32, 64, 128, 256)
 FAR_TINY = ("square root", (128,)), ("constant", (128,))
 
@@ -538,8 +545,8 @@ EXPERIMENT = kit.Experiment(
             (
                 NormedSubject("VGG-4×16-BN", 5e-4, 0.1, (64, *LONG), LARGE, (0.3, 1.0, 3.0)),
                 NormedSubject("VGG-4×16", 5e-4, 0.1, (64, *SHORT), FAR[:1], (0.3, 1.0)),
-                NormedSubject("WideResNet-10×1", 5e-4, 0.1, FEW, seeds=3),
-                NormedSubject("WideResNet-10×1", 5e-5, 0.1, FEW, seeds=3),
+                NormedSubject("WideResNet-10×1", 5e-4, 0.1, THREE_SIZES, seeds=3),
+                NormedSubject("WideResNet-10×1", 5e-5, 0.1, THREE_SIZES, seeds=3),
             ),
             side=8,
         ),
@@ -548,7 +555,7 @@ EXPERIMENT = kit.Experiment(
             (
                 NormedSubject("VGG-16-BN", 5e-4, 0.05, SHORT, rates=(0.5,)),
                 NormedSubject("VGG-16", 5e-4, 0.01, SHORT, FAR[:1], rates=(0.1,)),
-                NormedSubject("WideResNet-28×10", 5e-4, 0.1, FEW),
+                NormedSubject("WideResNet-28×10", 5e-4, 0.1, THREE_SIZES),
             ),
             augmented=True,
             precision="bfloat16",

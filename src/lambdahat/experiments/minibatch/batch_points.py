@@ -236,8 +236,8 @@ QUICK = PointEffort(pairs=3, batches=3, steps=20, depth=20, probes=2, samples=64
 CPU = PointEffort(steps=30, probes=4, samples=1024)
 CONVOLUTIONS = PointEffort(pairs=5, tol=1e-3, steps=20, depth=40, probes=4, samples=512)
 LARGE = PointEffort(pairs=4, tol=1e-2, steps=10, depth=24, probes=4, samples=128)
-ONE = ("hessian",)  # of a linear model the GGN is the Hessian
-FEW = (16, 64, 128, 512, 2048)
+HESSIAN_ONLY = ("hessian",)  # of a linear model the GGN is the Hessian
+PAPER_SIZES = (16, 64, 128, 512, 2048)
 
 SOFTMAX, MLP = ("softmax", "softmax", "mnist"), ("MLP", "mlp", "mnist")
 LENET = ("LeNet-5", "lenet5", "mnist")
@@ -245,15 +245,17 @@ VGG = ("VGG-16", "vgg16", "cifar100", (0, 34), 0.02, 45_000, {"dropout": 0.0})
 MIDDLE = (16, 64, 128, 256, 1024)
 SCALES: dict[str, tuple[BatchSubject, ...]] = {
     "smoke": (
-        BatchSubject("softmax", "softmax", "digits", (5,), 0.1, 400, {}, (16, 128), QUICK, ONE),
+        BatchSubject(
+            "softmax", "softmax", "digits", (5,), 0.1, 400, {}, (16, 128), QUICK, HESSIAN_ONLY
+        ),
         BatchSubject("MLP", "mlp", "digits", (0, 5), 0.1, 400, {"widths": (6,)}, (16, 128), QUICK),
     ),
     "cpu": (
-        BatchSubject(*SOFTMAX, (0, 1, 20), 0.02, 10_000, effort=CPU, operators=ONE),
+        BatchSubject(*SOFTMAX, (0, 1, 20), 0.02, 10_000, effort=CPU, operators=HESSIAN_ONLY),
         BatchSubject(*MLP, (0, 1, 20), 0.02, 10_000, {"widths": (32,)}, effort=CPU),
         BatchSubject(*LENET, (0, 10), 0.02, 4000, {}, MIDDLE, CONVOLUTIONS),
     ),
-    "paper": (BatchSubject(*VGG, FEW, LARGE, chunk=500, measured=4_000),),
+    "paper": (BatchSubject(*VGG, PAPER_SIZES, LARGE, chunk=500, measured=4_000),),
 }
 
 
@@ -335,7 +337,7 @@ def _pairs(
     return replace(found, vectors=found.vectors[:, kept], **columns)
 
 
-SEEN = (*ENDS, "overlaps")
+MEASURED = (*ENDS, "overlaps")
 
 
 def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
@@ -394,14 +396,14 @@ def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
     for cell in point.cells:
         predictions: Row = {}  # with the error, and the spread of one batch about it
         for model in cell.predictions:
-            for what in SEEN:
+            for what in MEASURED:
                 predicted = cell.prediction(model, what)
                 predictions[f"{model} {what}"] = float(predicted)
                 predictions[f"{model} {what} error"] = float(predicted.stderr)
             predictions |= {f"{model} {end} spread": cell.spread(model, end) for end in ENDS}
         for batch in range(len(cell.measured)):
             row = {**where(point), "part": "batch", "batch_size": cell.batch_size, "batch": batch}
-            row |= {what: float(cell.values(what)[batch]) for what in SEEN}
+            row |= {what: float(cell.values(what)[batch]) for what in MEASURED}
             yield row | (predictions if batch == 0 else {})
 
 

@@ -23,8 +23,8 @@ from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.minibatch import batch_eigenvalues, batch_points
 from lambdahat.experiments.minibatch.batch_eigenvalues import CLOSE, OURS, has_learnt, near_claimed
 from lambdahat.experiments.minibatch.batch_points import (
-    ONE,
-    SEEN,
+    HESSIAN_ONLY,
+    MEASURED,
     BatchSubject,
     CurvaturePoint,
     PointEffort,
@@ -50,7 +50,7 @@ def _sizes(point: CurvaturePoint) -> Iterator[Row]:
     """A row per batch size: the eigenvalues of its batches as lists, and all predictions."""
     for _, group in groupby(batch_points.batch_rows(point), key=lambda row: row["batch_size"]):
         rows = list(group)
-        seen = {what: [row[what] for row in rows] for what in SEEN}
+        seen = {what: [row[what] for row in rows] for what in MEASURED}
         yield {name: value for name, value in rows[0].items() if name != "batch"} | seen
 
 
@@ -64,8 +64,12 @@ def _single(rows: Rows) -> Rows:
         keys = ("network", "epoch", "operator", "part", "batch_size")
         shared = {name: row[name] for name in keys}
         found += [
-            {**(shared if batch else row), "batch": batch, **dict(zip(SEEN, values, strict=True))}
-            for batch, values in enumerate(zip(*(row[what] for what in SEEN), strict=True))
+            {
+                **(shared if batch else row),
+                "batch": batch,
+                **dict(zip(MEASURED, values, strict=True)),
+            }
+            for batch, values in enumerate(zip(*(row[what] for what in MEASURED), strict=True))
         ]
     return Rows(found)
 
@@ -388,7 +392,7 @@ TINY = ("digits", (0, 5), 0.1, 300), ("digits", (0, 1, 5), 0.1, 300)
 SCALES = {
     "smoke": CourseScale(
         (
-            BatchSubject("softmax", "softmax", *TINY[0], {}, (64,), QUICK, ONE),
+            BatchSubject("softmax", "softmax", *TINY[0], {}, (64,), QUICK, HESSIAN_ONLY),
             BatchSubject("MLP 6", "mlp", *TINY[1], {"widths": (6,)}, (64,), QUICK),
         ),
         seeds=2,
@@ -396,7 +400,7 @@ SCALES = {
     ),
     "cpu": CourseScale(
         (
-            BatchSubject("softmax", "softmax", *MNIST, {}, SIZES, PLAIN, ONE),
+            BatchSubject("softmax", "softmax", *MNIST, {}, SIZES, PLAIN, HESSIAN_ONLY),
             BatchSubject("MLP 32", "mlp", *MNIST, {"widths": (32,)}, SIZES, PLAIN),
             BatchSubject("MLP 64-64", "mlp", *MNIST, {"widths": (64, 64)}, SIZES, PLAIN),
             BatchSubject(*LENET, (0, 8, 20), 0.02, 1000, {}, (128,), CONVOLUTIONS),
@@ -404,7 +408,7 @@ SCALES = {
         seeds=5,
     ),
     "paper": CourseScale(
-        (BatchSubject(*VGG, (128,), CONVOLUTIONS, ONE, chunk=500, measured=2_000),),
+        (BatchSubject(*VGG, (128,), CONVOLUTIONS, HESSIAN_ONLY, chunk=500, measured=2_000),),
         seeds=4,
         inverse_every=100,
     ),

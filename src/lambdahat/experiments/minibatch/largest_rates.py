@@ -16,8 +16,8 @@ from lambdahat.experiments import kit
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.minibatch import stability_edges as edges
 from lambdahat.experiments.minibatch.stability_edges import (
-    FEWEST,
     HELD,
+    LEAST_SIZES,
     EdgeSubject,
     Frontier,
     PreparedSubject,
@@ -28,14 +28,15 @@ from lambdahat.experiments.minibatch.stability_edges import (
 )
 
 AWAY = 4.0  # times the threshold, where the rate should no longer depend on the batch
-LEAST = 16  # the batch size from which the thesis speaks
+SMALLEST_BATCH = 16  # the batch size from which the thesis speaks
 FACTOR = 8  # of the reference batch size, 1,024 against 128
-SAME = 1.5  # percent of validation error that do not count: the thesis's own from B = 128 to 1,024
+# percent of validation error that do not count: the thesis's own from B = 128 to 1,024
+SAME_ERROR = 1.5
 # percent of validation error of the run that is scaled, above which there is little to keep
-LOST = 50.0
+WORST_REFERENCE = 50.0
 CHANCE = 0.9  # the error of a network that guesses among ten classes, as one that diverged does
 GUESSED = math.log(10)  # its loss
-FALL = 0.9  # of the first loss, below which a network has learnt
+LEARNT_LOSS = 0.9  # of the first loss, below which a network has learnt
 
 NAMES = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "Adam"}
 
@@ -77,7 +78,7 @@ def claims_of(
     for frontier in frontiers:
         own = [rule for rule in rules if rule.network == frontier.network]
         if frontier.optimizer not in HELD:
-            yield CLAIMS("root", frontier.slope(low=LEAST), name=name_of(frontier))
+            yield CLAIMS("root", frontier.slope(low=SMALLEST_BATCH), name=name_of(frontier))
         elif own:
             yield from _slope_claims(frontier, own[0])
             limit = "2/λ₁" if frontier.optimizer == "sgd" else "the momentum-aware limit"
@@ -118,7 +119,7 @@ def _slope_claims(frontier: Frontier, rule: RateRule) -> Iterator[kit.Claim]:
 
 def _too_few(slope: kit.Reading, where: str) -> str:
     known = math.isfinite(slope.value)
-    return "" if known else f"fewer than {FEWEST} batch sizes with a rate lie {where}"
+    return "" if known else f"fewer than {LEAST_SIZES} batch sizes with a rate lie {where}"
 
 
 def worst_ratio(frontier: Frontier, expected: Mapping[int, float]) -> tuple[kit.Reading, str]:
@@ -156,7 +157,7 @@ def _later(runs: ScalingRuns, frontier: Frontier) -> kit.Claim:
     Judged by the run whose rate is nearest below the edge of every start, of batch sizes up to the
     reference, at which the epochs have more steps than the search.
     """
-    claim = partial(CLAIMS, "later", network=runs.network, bound=FALL * GUESSED)
+    claim = partial(CLAIMS, "later", network=runs.network, bound=LEARNT_LOSS * GUESSED)
     shares = []
     for place, size in enumerate(runs.batch_sizes):
         if size <= runs.reference and size in frontier.batch_sizes:
@@ -170,7 +171,7 @@ def _later(runs: ScalingRuns, frontier: Frontier) -> kit.Claim:
     losses = runs.training_loss[row, place].nan_to_num(GUESSED, GUESSED).tolist()
     size, rate = runs.batch_sizes[place], float(runs.values[row, place])
     where = f"{rate:.2g} at B = {size}, {rate / frontier.at(size):.0%} of the edge"
-    after = f"after {runs.epochs} epochs; {FALL * GUESSED:.3g} is near guessing"
+    after = f"after {runs.epochs} epochs; {LEARNT_LOSS * GUESSED:.3g} is near guessing"
     return claim(kit.mean_of(losses), unit=f" = training loss at rate {where}, {after}")
 
 
@@ -192,7 +193,7 @@ def untrained_reason(runs: ScalingRuns) -> str:
     errors = [errors_of(runs, rule, runs.reference).values() for rule in runs.rules]
     base = kit.mean_of([value for values in errors for value in values]).value
     lost = f"the run at B = {runs.reference} that is scaled errs on {base:.0f} %"
-    return "" if base <= LOST else lost
+    return "" if base <= WORST_REFERENCE else lost
 
 
 def errors_of(runs: ScalingRuns, rule: str, size: int) -> dict[int, float]:
@@ -214,7 +215,7 @@ def _distance_correlation(runs: ScalingRuns) -> kit.Reading:
     linear, found = runs.rules.index("linear"), []
     for far, wrong in zip(runs.distance[linear].T, runs.validation_error[linear].T, strict=True):
         fine = far.isfinite() & wrong.isfinite()
-        if int(fine.sum()) >= FEWEST:
+        if int(fine.sum()) >= LEAST_SIZES:
             found.append(float(spearmanr(far[fine], wrong[fine]).statistic))
     return kit.mean_of(found)
 
@@ -432,14 +433,15 @@ def stable_rates(
         cells = ground.cells(StackedSettings(optimizer, rates))
         task = f"{subject.network}, {optimizer}, B = {size}"
         met = cells.train(size, subject.steps, seed, task)
-        ended = cells.evaluate(ground.probe)[0] < FALL * first
+        ended = cells.evaluate(ground.probe)[0] < LEARNT_LOSS * first
         return ended if criterion == "trains" else ended & (met < RISE * first).all(0)
 
     return ground.search(optimizer, criterion, section, stable)
 
 
 ASSUMPTIONS = kit.sentences(f"""
-    A run trains if the mean loss over 2,000 training images ends below {FALL:g} of its start.
+    A run trains if the mean loss over 2,000 training images ends below {LEARNT_LOSS:g} of its
+      start.
     It is steady if besides no tenth of it has a mean batch loss above {RISE:g} of the start: a form
       of ours.
     The number of steps is the same at every batch size, so that all have as long to diverge.
@@ -452,9 +454,10 @@ ASSUMPTIONS = kit.sentences(f"""
       starts.
     Scaling rules start from half the largest stable rate at the reference batch; the thesis takes
       all of it.
-    An error is kept if it rises by at most {SAME:g} %, as the thesis's own does from B = 128 to
-      1,024.
-    Nothing is judged of scaling where the run that is scaled errs on more than {LOST:g} % itself.
+    An error is kept if it rises by at most {SAME_ERROR:g} %, as the thesis's own does from B = 128
+      to 1,024.
+    Nothing is judged of scaling where the run that is scaled errs on more than {WORST_REFERENCE:g}
+      % itself.
     The slope that should be 1 is read up to the rule's threshold, if three batch sizes or more lie
       there.
     If not, it is also read up to where the measured rates stop growing, by a fit to the same rates.

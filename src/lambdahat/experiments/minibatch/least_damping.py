@@ -18,7 +18,7 @@ from lambdahat.experiments import kit
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.minibatch import largest_rates as rates
 from lambdahat.experiments.minibatch import stability_edges as edges
-from lambdahat.experiments.minibatch.largest_rates import FALL, LOST, SAME
+from lambdahat.experiments.minibatch.largest_rates import LEARNT_LOSS, SAME_ERROR, WORST_REFERENCE
 from lambdahat.experiments.minibatch.stability_edges import (
     EdgeSubject,
     Frontier,
@@ -162,7 +162,7 @@ def scaled_runs(ground: PreparedSubject, optimizer: str, seed: int) -> ScalingRu
     """Runs under both rules, from twice the least damping at the reference batch size."""
     require_choice(optimizer, "optimizer", OPTIMIZERS)
     reference, seeds = ground.subject.reference, ground.subject.seeds
-    base = SAFETY * LEAST[optimizer](ground.at(reference), seed).at(reference)
+    base = SAFETY * EDGE_SEARCHES[optimizer](ground.at(reference), seed).at(reference)
 
     def by_adam(size: int, epsilon: Tensor) -> edges.Outcome:
         values = epsilon.expand(seeds, -1)
@@ -189,7 +189,7 @@ def least_epsilon(ground: PreparedSubject, seed: int, section: SearchSection = S
         settings = StackedSettings("adam", torch.full_like(inverse, RATE), inverse.reciprocal())
         cells = ground.cells(settings)
         cells.train(size, subject.steps, seed, f"{subject.network}, Adam's ε, B = {size}")
-        return cells.evaluate(ground.probe)[0] < FALL * first
+        return cells.evaluate(ground.probe)[0] < LEARNT_LOSS * first
 
     return ground.search("adam", "trains", section, learns).inverse()
 
@@ -207,7 +207,7 @@ def least_kfac_damping(
             for column in reversed(range(len(values))):
                 run = (index, 1 / values[column], size, subject.steps, seed)
                 trained = _train_kfac(ground, *run)
-                if trained is not None and _loss(trained, ground) < FALL * first[index]:
+                if trained is not None and _loss(trained, ground) < LEARNT_LOSS * first[index]:
                     passed[index, column] = True
                     break
         sizes = subject.batch_sizes
@@ -266,12 +266,12 @@ def _kfac_outcome(
     return error, loss, float(sum((a - b).double().square().sum() for a, b in pairs) ** 0.5)
 
 
-LEAST: dict[str, Callable[[PreparedSubject, int], Frontier]] = {
+EDGE_SEARCHES: dict[str, Callable[[PreparedSubject, int], Frontier]] = {
     "adam": least_epsilon,
     "kfac": least_kfac_damping,
 }
 ASSUMPTIONS = kit.sentences(f"""
-    It trains if the mean loss over 2,000 training images ends below {FALL:g} of its start.
+    It trains if the mean loss over 2,000 training images ends below {LEARNT_LOSS:g} of its start.
     The number of steps is the same at every batch size. α = 1; no momentum beside Adam's β₁ = 0.9,
       no decay.
     KFAC takes the empirical Fisher, renewed at each of the first ten steps, then every ten.
@@ -283,10 +283,10 @@ ASSUMPTIONS = kit.sentences(f"""
       τ² for Pσ².
     The rule for ε is that of SGD with averaged momentum at rate α/ε, which Adam is where ε is
       large.
-    Validation errors are not compared where the run that is scaled errs on more than {LOST:g} %
-      itself.
-    An error is kept if it rises by at most {SAME:g} %. The thesis does not show constant damping. n
-      counts starts.
+    Validation errors are not compared where the run that is scaled errs on more than
+      {WORST_REFERENCE:g} % itself.
+    An error is kept if it rises by at most {SAME_ERROR:g} %. The thesis does not show constant
+      damping. n counts starts.
     These two bounds, and to judge Eq. 5.36 with Pσ² by itself, were chosen after the results were
       seen.
     A run that diverged has the validation error of a network that guesses, 90 %.
@@ -301,7 +301,7 @@ def run(cell: Cell, device: str) -> list[Row]:
         return edges.rule_rows(edges.rule_at(ground, start, "at the start", root))
     if cell["part"] == "scaling":
         return edges.scaling_rows(scaled_runs(ground, cell["optimizer"], root))
-    return edges.edge_rows(LEAST[cell["optimizer"]](ground, root))
+    return edges.edge_rows(EDGE_SEARCHES[cell["optimizer"]](ground, root))
 
 
 EXPERIMENT = kit.Experiment(

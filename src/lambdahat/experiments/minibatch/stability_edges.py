@@ -45,7 +45,7 @@ from lambdahat.randommatrix import (
 from lambdahat.results import Estimate
 
 Array = NDArray[np.float64]
-FEWEST = 3  # batch sizes that a slope is fitted to
+LEAST_SIZES = 3  # batch sizes that a slope is fitted to
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Frontier(Result):
         found = []
         for values in self.edges.log()[inside].T:
             fine = values.isfinite()
-            if int(fine.sum()) >= FEWEST:
+            if int(fine.sum()) >= LEAST_SIZES:
                 found.append(float(np.polyfit(logs[fine], values[fine], 1)[0]))
         return mean_of(found if len(found) > 1 else [])
 
@@ -177,7 +177,7 @@ class Frontier(Result):
 def _turning_point(sizes: Array, logs: Array, power: float) -> float:
     """log B₀ by least squares, within a factor 16 of the batch sizes that were run."""
     fine = np.isfinite(logs)
-    if fine.sum() < FEWEST:
+    if fine.sum() < LEAST_SIZES:
         return math.nan
     sizes, logs = sizes[fine], logs[fine]
     low, high = math.log(sizes.min() / 16), math.log(sizes.max() * 16)
@@ -468,7 +468,7 @@ def powers(low: int, high: int) -> tuple[int, ...]:
     return tuple(2**power for power in range(low, high + 1))
 
 
-LEAST = 16  # batch size: smaller ones take long and nobody scales down to them
+SMALLEST_SCALED = 16  # batch size: smaller ones take long and nobody scales down to them
 
 
 @dataclass(frozen=True)
@@ -527,7 +527,9 @@ def scaling_runs(
     ``run(size, values)`` trains every seed at the values (rules,) of one batch size.
     """
     subject = ground.subject
-    sizes = tuple(size for size in subject.batch_sizes if size >= min(LEAST, subject.reference))
+    sizes = tuple(
+        size for size in subject.batch_sizes if size >= min(SMALLEST_SCALED, subject.reference)
+    )
     values = torch.tensor(
         [[base * (size / subject.reference) ** power for size in sizes] for power in rules.values()]
     )

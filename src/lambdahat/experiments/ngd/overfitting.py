@@ -16,7 +16,7 @@ from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Si
 from lambdahat.experiments.ngd import ngd_claims as ngd
 from lambdahat.experiments.ngd import ngd_runs as runs
 
-LEAST = 4  # points of a run from its least validation loss on, for a slope over them
+LEAST_POINTS = 4  # points of a run from its least validation loss on, for a slope over them
 MEASURES = {  # column: words, where the paper has it, and of which optimisers
     "llc_batch": ("λ̂ at nβ = B/ln B", "Figure 7", ("sgd", "ngd")),
     "llc": ("λ̂ at nβ = n/ln n", "Figure 7", ("sgd", "ngd")),
@@ -52,11 +52,11 @@ def _measures(rows: Rows) -> dict[str, tuple[str, str, tuple[str, ...]]]:
 
 def with_validation(rows: Rows, column: str) -> Reading:
     """The slope of ln of a column over ln of the validation loss after its least, averaged over
-    runs; a run has none with fewer than LEAST points from there on that do not interpolate.
+    runs; a run has none with fewer than LEAST_POINTS points from there on that do not interpolate.
     """
     slopes = []
     for part in _late(rows):
-        if len(part) >= LEAST:
+        if len(part) >= LEAST_POINTS:
             x, y = (
                 [math.log(value) if value > 0 else math.nan for value in part.values(name)]
                 for name in ("validation_loss", column)
@@ -78,13 +78,13 @@ def _late(rows: Rows, interpolated: bool = False) -> list[Rows]:
 def _unmet(rows: Rows, name: str, column: str) -> str:
     """Why overfitting cannot be judged: too few points of half of the runs, or no minima."""
     late, whole = _late(rows), _late(rows, interpolated=True)
-    short = sum(len(part) < LEAST for part in late)
+    short = sum(len(part) < LEAST_POINTS for part in late)
     if 2 * short < len(late):
         return ngd.unmet({name: Rows([row for part in late for row in part])}, column)
-    if 2 * sum(len(part) >= LEAST for part in whole) > len(whole):
-        why = f"{name} interpolates before {LEAST} points of rising validation loss"
+    if 2 * sum(len(part) >= LEAST_POINTS for part in whole) > len(whole):
+        why = f"{name} interpolates before {LEAST_POINTS} points of rising validation loss"
         return f"{why} in {short} of {len(late)}"
-    why = f"the validation loss of {name} does not rise over {LEAST} points"
+    why = f"the validation loss of {name} does not rise over {LEAST_POINTS} points"
     return f"{why} in {short} of {len(late)} runs"
 
 

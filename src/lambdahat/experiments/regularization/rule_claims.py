@@ -87,16 +87,18 @@ def _unequal_rates(rows: Rows) -> str:
 
 
 LARGEST, RATIO, VECTORS = "λ₁", "λ₁/λ₂", "vectors"
-LEAST = 0.1  # of the published difference: what a difference must exceed
-READ = (
-    f"Where the thesis prints both numbers a difference must exceed {LEAST:g} of the published one,"
-    " that of norms, which go with the size of the network, as a share of the larger: a sign alone"
-    " says nothing about size.\nHow fast a rule trains is the mean of its training accuracy or"
-    " error over the first quarter of the epochs; the thesis judges by eye.\nNo column of epoch"
-    " times: all rules and seeds of a cell train in one stack, and only the whole is timed.\nThe"
-    " least difference, the condition of having learnt and the claims on speed came after the cpu"
-    " runs were seen."
-).split("\n")
+EFFECT_SHARE = 0.1  # of the published difference: what a difference must exceed
+READ = kit.sentences(f"""
+    Where the thesis prints both numbers a difference must exceed {EFFECT_SHARE:g} of the published
+      one, that of norms, which go with the size of the network, as a share of the larger: a sign
+      alone says nothing about size.
+    How fast a rule trains is the mean of its training accuracy or error over the first quarter of
+      the epochs; the thesis judges by eye.
+    No column of epoch times: all rules and seeds of a cell train in one stack, and only the whole
+      is timed.
+    The least difference, the condition of having learnt and the claims on speed came after the cpu
+      runs were seen.
+""")
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class Below(RuleStatement):
     """On average over seeds, every rule of ``lower`` has less of ``quantity`` than every rule of
     ``upper``.
 
-    Where the thesis prints both, the difference must exceed LEAST of the published one.
+    Where the thesis prints both, the difference must exceed EFFECT_SHARE of the published one.
     """
 
     lower: tuple[str, ...]
@@ -170,7 +172,7 @@ class Below(RuleStatement):
         bounds = []
         for low, high in pairs:
             small, large = printed[low].get(quantity), printed[high].get(quantity)
-            least = 0.0 if small is None or large is None else LEAST * (large - small)
+            least = 0.0 if small is None or large is None else EFFECT_SHARE * (large - small)
             if quantity == NORM and large is not None:
                 least *= mean_of([*values[high].values()]).value / large
             bounds.append(least)
