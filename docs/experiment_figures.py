@@ -13,7 +13,8 @@ from lambdahat.experiments import Reading, Rows, Store
 from lambdahat.experiments.flatness.softmax_decay import DECAYS, MAIN, PUBLISHED
 from lambdahat.experiments.kit.cells import Row
 from lambdahat.experiments.kit.claims import mean_of
-from lambdahat.experiments.ngd.ngd_claims import INTERPOLATED, unmet
+from lambdahat.experiments.ngd.ngd_claims import INTERPOLATED, SOUND, unmet
+from lambdahat.experiments.ngd.ngd_runs import status_of
 from lambdahat.report.style import AMBER, BLUE, GREY, PURPLE, VERMILION, new_figure, tidy
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "results" / "reproductions"
@@ -38,21 +39,21 @@ def pairs(at: str) -> Iterator[tuple[Row, Row]]:
             yield first, second
 
 
-def minima(pair: tuple[Row, Row], column: str) -> bool:
-    """Whether no chain of the two found lower loss than where it began."""
-    return not any(row[column.replace("llc", "below_centre")] for row in pair)
+def sound(pair: tuple[Row, Row], column: str) -> bool:
+    """Whether both readings of a pair can be trusted."""
+    return all(row[status_of(column)] in SOUND for row in pair)
 
 
 def ngd_pairs() -> Any:
     """λ̂ of NGD against λ̂ of SGD at equal training loss, at both temperatures; hollow where
-    NOT_A_MINIMUM.
+    NOT_A_MINIMUM or NOT_MIXED.
     """
     figure = new_figure(8.6, 4.0)
     for place, (column, words) in enumerate(TEMPERATURES.items(), start=1):
         axes = tidy(figure.add_subplot(1, 2, place))
         found = list(pairs("equal loss"))
-        for kept, face, name in ((True, BLUE, "two minima"), (False, "none", "NOT_A_MINIMUM")):
-            part = [pair for pair in found if minima(pair, column) is kept]
+        for kept, face, name in ((True, BLUE, "converged"), (False, "none", "not converged")):
+            part = [pair for pair in found if sound(pair, column) is kept]
             x, y = ([pair[side][column] for pair in part] for side in (0, 1))
             axes.plot(
                 x,
@@ -77,7 +78,7 @@ def overfitting() -> Any:
     least.
 
     From the dashed line on the networks interpolate. λ̂ has no point where half of the runs or more
-    are NOT_A_MINIMUM.
+    are NOT_A_MINIMUM or NOT_MIXED.
     """
     figure = new_figure(8.6, 3.8)
     measures = {

@@ -40,6 +40,7 @@ from lambdahat.experiments.ngd.ngd_runs import (
     train_run,
 )
 from lambdahat.report.figures import draw
+from lambdahat.results import Status
 from tests.documents import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))  # whose scripts import each other by name
@@ -74,7 +75,8 @@ def test_smoke_runs_and_reads(name, smoke):
     for row in rows:
         n = row["training"]
         assert row["wbic"] == pytest.approx(n * row["loss"] + row["llc"] * math.log(n), rel=1e-4)
-        assert row["below_centre"] == (row["llc_status"] == "NOT_A_MINIMUM")
+        assert row["llc_ess"] > 0
+        assert row["llc_status"] in Status.__members__
         assert row["trace"] > 0
     for found in (Rows(rows), Rows(rows[:1])):
         assert judge(experiment.claims(found))
@@ -165,8 +167,8 @@ def pairs(gaps, at, **fixed):
                 "seed": seed,
                 "at": at,
             }
-            flags = {"below_centre": False, "below_centre_batch": False}
-            rows.append({**about, "optimizer": optimizer, **flags, **values, **fixed})
+            fine = dict.fromkeys(("llc_status", "llc_batch_status"), "CONVERGED")
+            rows.append({**about, "optimizer": optimizer, **fine, **values, **fixed})
     return rows
 
 
@@ -201,21 +203,22 @@ def test_forms_are_told_apart():
     assert published.find("ngd-digits").claims(rows)[0].reading == claims[0].reading
 
 
-def test_pairs_with_a_point_that_is_no_minimum_are_left_out():
+@pytest.mark.parametrize("status", ["NOT_A_MINIMUM", "NOT_MIXED"])
+def test_pairs_with_a_reading_that_is_not_sound_are_left_out(status):
     rows = pairs(GAPS, "end")
     for row in rows:
         if row["seed"] == 2 and row["optimizer"] == "ngd":
-            row.update(below_centre=True, llc=-1000.0)
-    with_all, minima = (form_claim(Rows(rows), form) for form in FORMS[1:3])
-    assert (with_all.reading.count, minima.reading.count) == (5, 4)
-    assert minima.reading.value == pytest.approx(-5.0, abs=0.1)
+            row.update(llc_status=status, llc=-1000.0)
+    with_all, sound = (form_claim(Rows(rows), form) for form in FORMS[1:3])
+    assert (with_all.reading.count, sound.reading.count) == (5, 4)
+    assert sound.reading.value == pytest.approx(-5.0, abs=0.1)
     assert with_all.reading.value < -100
-    assert (with_all.unmet, minima.unmet, with_all.own, minima.own) == ("", "", False, True)
-    spoilt = Rows({**row, "below_centre": True} for row in rows)
+    assert (with_all.unmet, sound.unmet, with_all.own, sound.own) == ("", "", False, True)
+    spoilt = Rows({**row, "llc_status": status} for row in rows)
     found = [form_claim(spoilt, form) for form in FORMS[:4]]
     assert [verdict.verdict for verdict in judge(found)] == [HOLDS, UNTESTED, UNTESTED, HOLDS]
-    assert found[1].unmet == "SGD is NOT_A_MINIMUM in 5 of 5; NGD is NOT_A_MINIMUM in 5 of 5"
-    assert found[2].unmet == "0 of 5 pairs are minima"
+    assert found[1].unmet == f"SGD is {status} in 5 of 5; NGD is {status} in 5 of 5"
+    assert found[2].unmet == "0 of 5 pairs are left"
 
 
 def test_a_network_that_has_not_learnt_decides_nothing():
@@ -236,15 +239,21 @@ def test_a_network_that_has_not_learnt_decides_nothing():
     assert set(verdicts(3)) == {UNTESTED}
 
 
-def test_the_condition_is_about_losses_and_minima():
+def test_the_condition_is_about_losses_and_statuses():
+    statuses = "NOT_A_MINIMUM", "CONVERGED", "NOT_MIXED", "GRADIENTS_SPENT"
+    losses = 0.1, LEARNT + 0.01, 0.1, 0.1
     rows = Rows(
-        {"loss": loss, "below_centre": flag} for loss, flag in ((0.1, True), (LEARNT + 0.01, False))
+        {"loss": loss, "llc_status": status, "g_n_status": status, "llc_status_rule": "CONVERGED"}
+        for loss, status in zip(losses, statuses, strict=True)
     )
     assert CHANCE == pytest.approx(-math.log(0.1))
     assert unmet({"A": rows[:1]}) == unmet({"A": rows[:1]}, "llc_batch") == unmet({}) == ""
     assert unmet({"A": rows[:1]}, "llc") == "A is NOT_A_MINIMUM in 1 of 1"
+    assert unmet({"A": rows}, "llc") == "A is NOT_A_MINIMUM in 1 and NOT_MIXED in 1 of 4"
+    assert unmet({"A": rows}, "wbic") == unmet({"A": rows}, "g_n") == unmet({"A": rows}, "llc")
+    assert unmet({"A": rows}, "llc_rule") == unmet({"A": rows[3:]}, "llc") == ""
     assert (
-        unmet({"A": rows[1:], "B": rows[:1]})
+        unmet({"A": rows[1:2], "B": rows[:1]})
         == "A has not learnt (training loss 1.16, chance 2.30)"
     )
     assert unmet({"A": Rows([{"loss": math.nan}])}).startswith("A has not learnt")
@@ -439,7 +448,8 @@ def test_late_switch():
         (False, HOLDS),
     }
     assert "λ̂ changed by more than 10% before the split in 5 of 5" in moving[0].evidence
-    spoilt = Rows({**row, "below_centre": row["branch"] == "NGD ×10"} for row in rows)
+    fine = {True: "NOT_MIXED", False: "CONVERGED"}
+    spoilt = Rows({**row, "llc_status": fine[row["branch"] == "NGD ×10"]} for row in rows)
     found = [verdict.claim for verdict in judge(claims(spoilt)) if verdict.verdict == UNTESTED]
     assert found == ["λ̂ of NGD at 10 times the rate is above that of NGD ×1, nβ = n/ln n"]
 
@@ -533,9 +543,7 @@ def test_wbic_is_set_against_bic():
 
 def test_forms_with_the_rule_are_judged_where_they_were_measured():
     gaps = GAPS | {"llc_rule": 5.0, "llc_batch_rule": -5.0, "wbic": 5.0}
-    rows = pairs(
-        gaps, "end", below_centre_rule=False, below_centre_batch_rule=False, training=1000, loss=0.5
-    )
+    rows = pairs(gaps, "end", training=1000, loss=0.5)
     found = {
         verdict.claim: verdict for verdict in judge(published.find("ngd-vs-sgd").claims(Rows(rows)))
     }

@@ -30,7 +30,6 @@ from lambdahat.models.perceptrons import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.optim.ngd import NGD
 from lambdahat.problem import Problem
-from lambdahat.results import Status
 from lambdahat.singular._llc import default_localization, llc
 from lambdahat.singular.bayes import bayes_criteria
 from lambdahat.training import fit
@@ -53,8 +52,9 @@ class NgdSetting:
     ``sampled_batch``: a chain that finds lower loss than the centre goes on falling, so that its
     length must not differ between runs. A pilot finds the step size where it is not given. With
     ``tol`` λ̂ is instead drawn by ``llc``'s own kernel until its standard error is this part of it
-    or ``max_gradients`` are spent, ``draws`` and ``burn_in`` being None, and with ``rule`` also at
-    the γ that the library's rule gives where SGD ended. A cell has these only where they are set.
+    or ``max_gradients`` are spent, ``draws`` and ``burn_in`` being None, its chains run in ``mode``
+    where one is named, and with ``rule`` also at the γ that the library's rule gives where SGD
+    ended. A cell has these only where they are set.
     """
 
     data: str
@@ -74,9 +74,10 @@ class NgdSetting:
     tol: float | None = None
     max_gradients: int | None = None
     rule: bool | None = None
+    mode: str | None = None
 
 
-OPTIONAL = ("tol", "max_gradients", "rule")  # settings that a cell lacks where they are None
+OPTIONAL = ("tol", "max_gradients", "rule", "mode")  # that a cell lacks where they are None
 
 
 @dataclass(frozen=True)
@@ -303,11 +304,10 @@ def measure(
 ) -> Row:
     """A row of one point.
 
-    ``llc`` and ``llc_batch`` are λ̂ at nβ = n/ln n and B/ln B (Eq. 19) with ``…_stderr`` and
-    ``…_status``; ``below_centre`` and ``below_centre_batch`` say NOT_A_MINIMUM: the chain found
-    lower loss than the point's. ``wbic`` is n·E[L_n] at β = 1/ln n (Eq. 18). With ``bayes`` also
-    ``g_n`` (Eq. 28), from chains at β = 1. With ``gamma`` the same once more at this γ, in columns
-    that end in RULE.
+    ``llc`` and ``llc_batch`` are λ̂ at nβ = n/ln n and B/ln B (Eq. 19) with ``…_stderr``,
+    ``…_status`` and ``…_ess``, the effective draws of all chains. ``wbic`` is n·E[L_n] at
+    β = 1/ln n (Eq. 18). With ``bayes`` also ``g_n`` (Eq. 28), from chains at β = 1. With ``gamma``
+    the same once more at this γ, in columns that end in RULE.
     """
     vector = point.vector.to(subject.problem.device)
     problem, held_out = subject.problem.at(vector), subject.held_out.at(vector)
@@ -326,6 +326,7 @@ def measure(
     sampling["batch_size"] = min(setting.sampled_batch, problem.num_samples)
     if setting.tol is not None:
         sampling |= {"tol": setting.tol, "max_gradients": setting.max_gradients}
+        sampling["mode"] = setting.mode or "auto"
     else:  # SGLD of fixed length, tuned in its step at most; timing modes would change the bits
         mode = "auto" if problem.device.type == "cuda" else "sequential"
         sampling |= {"draws": setting.draws, "burn_in": setting.burn_in, "kernel": "sgld"}
@@ -350,20 +351,22 @@ def _coefficient(
         # the temperature does not depend on it, and the noise of batches does
         sampling = sampling | {"batch_size": None}
     estimate = llc(problem, seed=subject.seed, **sampling)
+    assert estimate.chains is not None
     row: Row = {
         column: float(estimate),
         f"{column}_stderr": float(estimate.stderr),
         f"{column}_status": estimate.status.name,
-        flag_of(column): estimate.status is Status.NOT_A_MINIMUM,
+        f"{column}_ess": estimate.chains.diagnostics.ess_mean,
     }
     if estimate.wbic is not None:
         row |= {"wbic": float(estimate.wbic), "wbic_stderr": float(estimate.wbic.stderr)}
     return {f"{name}{suffix}": value for name, value in row.items()}
 
 
-def flag_of(column: str) -> str:
-    """The column that says NOT_A_MINIMUM of a λ̂."""
-    return column.replace("llc", "below_centre")
+def status_of(column: str) -> str:
+    """The column with the status of a reading; WBIC is read off the chains of λ̂ at nβ = n/ln n."""
+    name = column.removesuffix(RULE)
+    return f"{'llc' if name == 'wbic' else name}_status{column[len(name) :]}"
 
 
 RunSource = Callable[[NgdSetting, int, str, Tensor, str], Way]

@@ -89,7 +89,7 @@ def _unmet(rows: Rows, name: str, column: str) -> str:
 
 
 def tables(rows: Rows) -> Iterator[Table]:
-    """All quantities over epochs, and where no minimum was."""
+    """All quantities over epochs, and the statuses of λ̂."""
     measures = _measures(rows)
     lines = [
         (name, *ngd.epoch_line(part.where(part=place), ("loss", "validation_loss", *measures)))
@@ -99,7 +99,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     words = (words for words, *_ in measures.values())
     header = ("by", "epoch", "training loss", "validation loss", *words)
     yield kit.table("Overfitting, mean ± standard error over seeds", header, lines)
-    yield ngd.minima_table(rows)
+    yield ngd.status_table(rows)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

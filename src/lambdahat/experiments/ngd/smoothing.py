@@ -66,11 +66,11 @@ def approach(rows: Rows, column: str) -> Reading:
 
 
 def tables(rows: Rows) -> Iterator[Table]:
-    """The measurements for every α and ε, and the counts of NOT_A_MINIMUM."""
+    """The measurements for every α and ε, and the statuses of λ̂."""
     for sweep, (letter, _) in SWEEPS.items():
         title = f"λ̂ against {letter}, mean ± standard error over seeds"
         yield ngd.points_table(rows.where(sweep=sweep), title, _value_text)
-    yield ngd.minima_table(rows)
+    yield ngd.status_table(rows)
 
 
 def _value_text(row: Row) -> str:

@@ -197,7 +197,7 @@ def _end_of(rows: Rows) -> Rows:
 
 
 def tables(rows: Rows) -> Iterator[Table]:
-    """The split and the end of every branch, and where no minimum was."""
+    """The split and the end of every branch, and the statuses of λ̂."""
     columns = ("loss", "validation_loss", "llc_batch", "llc", "trace", "update_norm")
     lines = []
     groups = ngd.by_group(rows, lambda row: f"{row['figure']}: {ngd.group_of(row)}")
@@ -209,7 +209,7 @@ def tables(rows: Rows) -> Iterator[Table]:
                     lines.append((figure, branch, at, *kit.means(here, *columns)))
     header = ("figure", "branch", "where", *(ngd.HEADINGS[column] for column in columns))
     yield kit.table("From SGD to NGD, mean ± standard error over seeds", header, lines)
-    yield ngd.minima_table(rows)
+    yield ngd.status_table(rows)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
