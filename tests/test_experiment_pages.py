@@ -106,7 +106,7 @@ def test_pairs_are_counted_as_stored(drawn):
         pairs = list(drawn["pairs"](at))
         for column, words in names.items():
             kept = (
-                [pair for pair in pairs if drawn["minima"](pair, column)]
+                [pair for pair in pairs if drawn["sound"](pair, column)]
                 if column != "trace"
                 else []
             )

@@ -1,5 +1,5 @@
-"""λ̂ and Tr H of SGD and NGD over epochs (ngd-epochs, Figure 2 of the NGD paper), and in miniature
-on 8 × 8 digits, which ``lambdahat demo`` runs (ngd-digits).
+"""λ̂ and Tr H of SGD and of natural gradient descent (NGD) over epochs (ngd-epochs, Figure 2 of the
+NGD paper), and in miniature on 8 × 8 digits, which ``lambdahat demo`` runs (ngd-digits).
 """
 
 from __future__ import annotations
