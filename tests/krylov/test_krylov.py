@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lambdahat._core.progress import progress
 from lambdahat.krylov import (
+    Basis,
     Krylov,
     conjugate_gradients,
     inverse,
@@ -229,3 +230,28 @@ def test_the_end_of_a_krylov_space_is_seen_at_a_step_that_is_not_orthogonalised(
         ritz, _, _ = lanczos(matrix, random_vector(matrix, seed, "end"), 30).ritz()
         assert -1.001 <= float(ritz.min())
         assert float(ritz.max()) <= 18.001
+
+
+@pytest.mark.parametrize("name", ["even", "outliers", "decades", "repeated"])
+def test_few_steps_are_orthogonalised_and_all_vectors_stay_semi_orthogonal(name, monkeypatch):
+    """In float64; the basis to a tenth of √ε, and T that of QᵀAQ to the product of two of them."""
+    values = {
+        "even": torch.linspace(0.1, 1, 600, dtype=torch.float64),
+        "outliers": torch.cat([torch.tensor([100.0, 30.0, 5.0]), torch.linspace(0, 0.1, 597)]),
+        "decades": torch.logspace(-6, 2, 600, dtype=torch.float64),
+        "repeated": torch.cat([torch.full((50,), 3.0), torch.linspace(-1, 1, 550)]),
+    }[name].double()
+    most = {"even": 0.25, "decades": 0.4}.get(name, 0.6)
+    calls, orthogonalise = [], Basis.orthogonalise
+    monkeypatch.setattr(
+        Basis, "orthogonalise", lambda *each: (calls.append(1), orthogonalise(*each))[1]
+    )
+    A = operator(torch.diag(values))
+    run = lanczos(A, random_vector(A, 0, "semi"), 150)
+    root = torch.finfo(torch.float64).eps ** 0.5
+    gram = run.basis.T @ run.basis - torch.eye(150, dtype=torch.float64)
+    assert float(gram.abs().max()) < 0.1 * root
+    assert len(calls) <= most * 150
+    tridiagonal = torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
+    off = run.basis.T @ (values[:, None] * run.basis) - tridiagonal
+    assert float(off.abs().max()) < 0.1 * root * float(values.abs().max())

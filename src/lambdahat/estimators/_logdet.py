@@ -24,11 +24,11 @@ from lambdahat._core.device import default_context
 from lambdahat.estimators._spectrum import (
     DEFAULT_DEPTH,
     GaussLimit,
+    basis_for,
     bounded_away,
     lanczos_runs,
     limit_of,
     moments_within,
-    place_for,
     quadrature,
     rounding,
     rule_of,
@@ -47,6 +47,7 @@ from lambdahat.estimators.preconditioning import (
 from lambdahat.estimators.sequential import LARGEST_DEFAULT, LEVEL, SMALL
 from lambdahat.krylov import (
     BREAKDOWN,
+    Basis,
     Lanczos,
     basis_bytes,
     lanczos,
@@ -170,6 +171,7 @@ WORTH_MORE = (Status.QUADRATURE, Status.POSITIVITY)  # which more products may s
 # of what is free, for the basis of a run that ``tol`` asks to be longer than the default
 MEMORY_SHARE = 0.5
 PILOT = 27  # steps of the first run that ``tol`` takes at least
+ENOUGH = 2e-4  # the ``tol`` at which a call that gives none ends before its 10 probes of 100 steps
 DEFLATIONS = 4  # runs at most: each finds one copy of a repeated eigenvalue
 
 
@@ -193,10 +195,11 @@ def logdet(
     maximum-entropy density with 2·``depth`` Chebyshev moments (MEMe, Algorithm 3 of the spectral
     thesis), "chebyshev" the Chebyshev series of log to that degree (Han, Malioutov and Shin 2015).
     Each makes ``depth`` products for each of ``probes`` probes, and the last two up to 30 more for
-    the bounds. "exact" is a Cholesky factorisation in float64, sparse if the matrix is; it replaces
-    the others if P is at most 100 and neither ``depth`` nor ``tol`` is given. If the spectrum has
-    only a few distinct values, Lanczos quadrature is exact on each probe and replaces "maxent" and
-    "chebyshev".
+    the bounds; "slq" without either makes fewer if the 95 % interval is within 0.02 % sooner, as
+    ``tol=2e-4`` would. "exact" is a Cholesky factorisation in float64, sparse if the matrix is; it
+    replaces the others if P is at most 100 and neither ``depth`` nor ``tol`` is given. If the
+    spectrum has only a few distinct values, Lanczos quadrature is exact on each probe and replaces
+    "maxent" and "chebyshev".
 
     The standard error combines those of the probes and of the truncation in quadrature; the status
     is QUADRATURE if the second is larger. A positive lower bound of the spectrum bounds the
@@ -208,8 +211,8 @@ def logdet(
     Args:
         operator: The operator, or a dense or sparse matrix.
         method: "slq", "maxent", "chebyshev" or "exact".
-        depth: Products for each probe; by default 100 for "slq" and 25 for the others.
-        probes: The number of probes, by default 10.
+        depth: Products for each probe; by default at most 100 for "slq" and 25 for the others.
+        probes: The number of probes, by default 10, for "slq" at most.
         seed: The seed of the probes.
         precondition: "jacobi", "cholesky", "none" or "auto", as in ``preconditioned``: the
             determinant of P is exact, and only that of P^{−½}AP^{−½} is estimated. "auto" also
@@ -285,10 +288,14 @@ def _estimate(
     if bounds is not None and ready.name:
         ready = dataclasses.replace(ready, cost=ready.cost + _check_bounds(task))
     task = dataclasses.replace(task, ready=ready)
+    if tol is None and method == "slq" and task.depth is None and task.probes is None:
+        return _slq_to(task, ENOUGH, (DEFAULT_PROBES + DEFLATIONS) * DEFAULT_DEPTH, DEFAULT_PROBES)
     if tol is None:
         return _ESTIMATES[method](task).estimate()
     left = max(limit - ready.cost, 2)
-    return (_slq_to if method == "slq" else _moments_to)(_ESTIMATES[method], task, tol, left)
+    if method == "slq":
+        return _slq_to(task, tol, left)
+    return _moments_to(_ESTIMATES[method], task, tol, left)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,7 +325,7 @@ class _Task:
     @property
     def known(self) -> Bounds:
         """What is known of both ends of its spectrum."""
-        return self.inner.known_bounds() if self.bounds is None else self.ready.inside(self.bounds)
+        return self.ready.bounds if self.bounds is None else self.ready.inside(self.bounds)
 
     @property
     def count(self) -> int:
@@ -415,8 +422,9 @@ class _Reading:
 def _slq(task: _Task) -> _Reading:
     """Gauss rules of log, corrected for what more depth would still change."""
     steps = min(DEFAULT_DEPTH, task.inner.dim) if task.depth is None else task.depth
+    store = _store(task, steps)
     for probe in range(DEFLATIONS):
-        pilot = _pilot(task, steps, probe=probe)
+        pilot = _pilot(task, steps, store, probe=probe)
         apart = outliers(task.inner, pilot)
         if apart is None or not task.deflate or probe == DEFLATIONS - 1:
             break
@@ -425,17 +433,18 @@ def _slq(task: _Task) -> _Reading:
     task, runs = dataclasses.replace(task, apart=apart), [without_basis(pilot)]
     if task.count > 1:
         others = task.count - 1
-        runs += lanczos_runs(task.inner, task.depth, others, task.seed, "logdet", first=probe + 1)
+        runs += lanczos_runs(task.inner, steps, others, task.seed, "logdet", store, probe + 1)
     return _read_runs(task, runs)
 
 
-def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int) -> Estimate:
+def _slq_to(task: _Task, tol: float, limit: int, most: int | None = None) -> Estimate:
     """As few and as short runs as make the 95 % interval as narrow as ``tol`` asks for.
 
     The first run goes on until the truncation takes at most a share of the interval, and for at
     least 27 steps, which show outliers and whether the least eigenvalue is above 0. The number of
     the others follows from the variance of one, 2‖log A − p(A)‖²_F, by its own Gauss rule. Runs
-    that prove too short are dropped for longer ones.
+    that prove too short are dropped for longer ones, unless there are to be ``most`` probes of the
+    default depth, whose result stands whether or not it is as narrow.
     """
     inner, quantile, first = task.inner, student_quantile(LEVEL, math.inf), task.ready.cost
     before, probe, cap, share, deflations = inner.matvecs, 0, DEFAULT_DEPTH, 0.6, DEFLATIONS
@@ -446,10 +455,14 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
             lengths.append(len(run.alpha))
         return bool(lengths) and len(run.alpha) >= PILOT
 
+    store = _store(task, min(cap, inner.dim, max(1, limit)))
     while True:
         lengths: list[int] = []
-        most = max(1, limit - inner.matvecs + before)
-        pilot = _pilot(task, min(cap, inner.dim, most), enough, probe)
+        steps = min(cap, inner.dim, max(1, limit - inner.matvecs + before))
+        if steps >= len(store.rows):
+            del store  # before there are two
+            store = _store(task, steps)
+        pilot = _pilot(task, steps, store, enough, probe)
         probe = probe + 1
         depth = min([*lengths, len(pilot.alpha)])
         apart = outliers(task.inner, pilot)
@@ -457,7 +470,8 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
             task = dataclasses.replace(task, ready=deflate(task.ready, pilot, apart))
             deflations = deflations - 1
             continue
-        task = dataclasses.replace(task, apart=apart, positive=bounded_away(pilot))
+        longer = most is None or depth < len(pilot.alpha)
+        task = dataclasses.replace(task, apart=apart, positive=longer and bounded_away(pilot))
         runs = [without_basis(pilot.leading(depth))]
         while True:
             reading, spent = _read_runs(task, runs), first + inner.matvecs - before
@@ -466,18 +480,22 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
             if narrow and (len(runs) > 1 or depth < 8):
                 return dataclasses.replace(reading.estimate(reached=True), cost=spent)
             noise, bias = float(reading.found.stderr), quantile * reading.bias()
-            if bias > 0.9 * allowed:
+            if most is None and bias > 0.9 * allowed:
                 break
-            room = math.sqrt(allowed**2 - bias**2)
+            room = math.sqrt(max(allowed**2 - bias**2, (0.1 * allowed) ** 2))
             quotient = student_quantile(LEVEL, reading.found.dof)
             wanted = math.ceil(1.1 * len(runs) * (quotient * noise / room) ** 2)
             missing = max(1, wanted - len(runs))
-            if missing * depth >= inner.dim <= left:
+            if most is not None:
+                missing = min(missing, most - len(runs))
+                if missing <= 0:
+                    return dataclasses.replace(found, cost=spent)
+            elif missing * depth >= inner.dim <= left:
                 return _exact(task, spent)
             if depth > left:
                 return dataclasses.replace(found, cost=spent, status=Status.BUDGET_SPENT)
             count = min(missing, 3 * len(runs), left // depth)
-            runs += lanczos_runs(task.inner, depth, count, task.seed, "logdet", first=probe)
+            runs += lanczos_runs(task.inner, depth, count, task.seed, "logdet", store, probe)
             probe += count
         # deeper runs, where rounding is not what stops, and where they can be afforded and kept
         if 2 * depth >= inner.dim <= left:
@@ -514,14 +532,22 @@ def _moments_to(
             return dataclasses.replace(found, cost=task.ready.cost + spent, status=status)
 
 
+def _store(task: _Task, steps: int) -> Basis:
+    """Room for the basis of one run, which the next writes over."""
+    require_count(steps, "depth", 1, task.inner.dim, "at this size op.dense() is exact")
+    return basis_for(task.inner, steps, "auto")
+
+
 def _pilot(
-    task: _Task, steps: int, enough: Callable[[Lanczos], bool] | None = None, probe: int = 0
+    task: _Task,
+    steps: int,
+    store: Basis,
+    enough: Callable[[Lanczos], bool] | None = None,
+    probe: int = 0,
 ) -> Lanczos:
     """The run of the first probe, with its basis."""
-    require_count(steps, "depth", 1, task.inner.dim, "at this size op.dense() is exact")
     start = random_vector(task.inner, task.seed, "sphere", probe)
-    place = place_for(task.inner, steps, "auto")
-    return lanczos(task.inner, start, steps, "logdet", (0, task.count * steps), place, enough)
+    return lanczos(task.inner, start, steps, "logdet", (0, task.count * steps), store, enough)
 
 
 def _read_runs(task: _Task, runs: list[Lanczos]) -> _Reading:
@@ -530,7 +556,7 @@ def _read_runs(task: _Task, runs: list[Lanczos]) -> _Reading:
     least = float(measure.nodes.min())
     task.look(least, float(measure.nodes.max()), noise)
     known = task.known[0]
-    polynomial, mean = _control(inner, measure)
+    polynomial, mean = _control(task.ready, measure)
     found = measure.expectation(lambda nodes: np.log(nodes) - polynomial(nodes), inner.dim)
     short = quadrature(inner, runs, max(1, measure.nodes.shape[1] // 2))
     half = short.expectation(lambda nodes: np.log(nodes) - polynomial(nodes), inner.dim)
@@ -555,14 +581,14 @@ def _read_runs(task: _Task, runs: list[Lanczos]) -> _Reading:
     return _Reading(task, found, size, limit.distance(limit.value), rough)
 
 
-def _control(inner: LinearOperator, measure: Spectrum) -> tuple[Callable[[Array], Array], float]:
+def _control(ready: Preconditioned, measure: Spectrum) -> tuple[Callable[[Array], Array], float]:
     """The polynomial nearest to log under the measure with an exactly known mean, and that mean.
 
     tr A and tr A² are free if the entries are stored; subtracting the polynomial lowers the
     variance.
     """
-    trace, squares = inner.known_trace(), inner.known_squares()
-    exact = [value / inner.dim for value in (trace, squares) if value is not None]
+    trace, squares = ready.moments
+    exact = [value / ready.operator.dim for value in (trace, squares) if value is not None]
     exact = exact if trace is not None and measure.nodes.shape[1] > len(exact) else []
     root, nodes = np.sqrt(measure.weights.ravel() / len(measure.nodes)), measure.nodes.ravel()
     scale = float(nodes.max())

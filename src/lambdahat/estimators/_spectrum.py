@@ -21,6 +21,7 @@ from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, crowded, probes_for
 from lambdahat.krylov import (
     BREAKDOWN,
+    Basis,
     Lanczos,
     basis_bytes,
     chosen_place,
@@ -391,20 +392,19 @@ def lanczos_runs(
     probes: int,
     seed: int,
     task: str,
-    basis: str = "auto",
+    basis: str | Basis = "auto",
     first: int = 0,
 ) -> list[Lanczos]:
-    """One Lanczos run per probe, from number ``first`` on, without their bases."""
+    """One Lanczos run per probe, from number ``first`` on, whose bases all take the same memory."""
     require_symmetric(operator, task)
     require_count(probes, "probes")
     steps = min(DEFAULT_DEPTH, operator.dim) if depth is None else depth
     require_count(steps, "depth", 1, operator.dim, "at this size op.dense() is exact")
-    place = place_for(operator, steps, basis)
-    runs = []
+    store, runs = basis_for(operator, steps, basis) if isinstance(basis, str) else basis, []
     for probe in range(probes):
         done = probe * steps, probes * steps
         start = random_vector(operator, seed, "sphere", first + probe)
-        run = lanczos(operator, start, steps, task, done, place)
+        run = lanczos(operator, start, steps, task, done, store)
         runs.append(without_basis(run))
     return runs
 
@@ -414,8 +414,8 @@ def without_basis(run: Lanczos) -> Lanczos:
     return dataclasses.replace(run, basis=run.basis[:, :0].clone())
 
 
-def place_for(operator: LinearOperator, steps: int, basis: str) -> str:
-    """Where the vectors of ``steps`` steps are kept; an error where they do not fit."""
+def basis_for(operator: LinearOperator, steps: int, basis: str) -> Basis:
+    """Room for the vectors of ``steps`` steps; an error where they do not fit."""
     dtype, free, budget = working_dtype(operator), operator.room(1.0), operator.budget()
     room = _beside_work(operator, free)
     place = chosen_place(steps + 1, operator.dim, dtype, operator.device, room, basis)
@@ -428,7 +428,7 @@ def place_for(operator: LinearOperator, steps: int, basis: str) -> str:
     expected = f"fit into {where}, {free:,.0f} bytes"
     got = f"{steps}, which needs {needed + free - room:,.0f} with basis={place!r}"
     require(needed <= max(room, 0.0), "depth", expected, got, " or ".join(["lower depth", *others]))
-    return place
+    return Basis(steps + 1, operator.dim, dtype, operator.device, place)
 
 
 def _beside_work(operator: LinearOperator, free: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,9 +43,19 @@ class Preconditioned:
     least: float = 1.0
     largest: float = 1.0
 
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """What the operator knows of its bounds, asked for once: it reads all entries."""
+        return self.operator.known_bounds()
+
+    @cached_property
+    def moments(self) -> tuple[float | None, float | None]:
+        """The trace of the operator and that of its square as far as they are known."""
+        return self.operator.known_trace(), self.operator.known_squares()
+
     def inside(self, bounds: tuple[float, float]) -> tuple[float, float]:
         """Bounds of the spectrum of P^{−½} A P^{−½} from those of A."""
-        low, high = self.operator.known_bounds()
+        low, high = self.bounds
         return max(bounds[0] / self.largest, low), min(bounds[1] / self.least, high)
 
 
@@ -236,7 +247,7 @@ def deflate(ready: Preconditioned, run: Lanczos, found: Outliers) -> Preconditio
     """
     inner, values, shift = ready.operator, found.values, found.middle
     basis = torch.linalg.qr(run.basis @ found.vectors.to(run.basis)).Q
-    inverse, trace, squares = 1 / values - 1 / shift, inner.known_trace(), inner.known_squares()
+    inverse, (trace, squares) = 1 / values - 1 / shift, ready.moments
     if float(values.max()) > LARGE * shift:  # the sums below would cancel
         trace = squares = None
     trace = None if trace is None else trace / shift + float(inverse @ values)
@@ -244,7 +255,7 @@ def deflate(ready: Preconditioned, run: Lanczos, found: Outliers) -> Preconditio
         mixed = 2 / shift * (inverse @ (values.square() + found.residuals.square()))
         squares = squares / shift**2 + float(mixed + inverse.square() @ values.square())
     least, largest = min(shift, float(values.min())), max(shift, float(values.max()))
-    low = max(inner.known_bounds()[0], 0.0) / largest
+    low = max(ready.bounds[0], 0.0) / largest
     whitened = Whitened(inner, basis, values.to(basis.device), shift, low, trace, squares)
     logdet = float(values.log().sum()) + (inner.dim - len(values)) * math.log(shift)
     deflation = f"deflation of {len(values)} eigenvalues"

@@ -5,6 +5,7 @@ gradients.
 from lambdahat.krylov.conjugate import Inverse, Solution, conjugate_gradients, inverse
 from lambdahat.krylov.lanczos import (
     BREAKDOWN,
+    Basis,
     Krylov,
     Lanczos,
     basis_bytes,
@@ -29,6 +30,7 @@ from lambdahat.krylov.restart import (
 __all__ = [
     "BREAKDOWN",
     "ROUNDING",
+    "Basis",
     "Inverse",
     "Krylov",
     "Lanczos",

@@ -19,7 +19,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count
@@ -256,6 +258,66 @@ class RecordedSteps:
         return overlaps
 
 
+LONGEST_REST = 16  # steps without Gram–Schmidt, so that overlaps are measured now and then
+SEMI = 0.1  # of √ε: overlaps that may stay; those below √ε leave T exact to rounding (Simon 1984)
+
+
+class Overlaps:
+    """Which vectors of a run are orthogonal enough to those before as they are.
+
+    Overlaps follow β_j ω_{j+1,k} = β_k ω_{j,k+1} + (α_k − α_j) ω_{j,k} + β_{k−1} ω_{j,k−1} −
+    β_{j−1} ω_{j−1,k} + θ (Simon 1984), where θ is the noise of a product: rounding, or what steps
+    between orthogonal vectors show. This bounds them, by far beside large outliers; a single vector
+    may also stay if the overlaps measured at the one before allow for another such growth.
+    """
+
+    def __init__(self, capacity: int, rounding: float) -> None:
+        self._before, self._now, self._next = (np.zeros(capacity + 1) for _ in range(3))
+        self._rounding, self._limit = rounding, SEMI * rounding**0.5
+        # in float32 they grow to the limit in two or three steps
+        self._longest = LONGEST_REST if rounding < 1e-12 else 0
+        self._noise = self._shown = self._drift = 0.0
+        self._rest, self._twice = 0, True
+
+    def small(self, alpha: Tensor, beta: Tensor, length: float) -> bool:
+        """Whether the vector of this ``length`` after α_0 … α_j and β_0 … β_{j−1} can stay."""
+        a, b, j = alpha.numpy(), beta.numpy(), len(beta)
+        self._noise = max(self._rounding * (np.abs(a).max() + b.max(initial=0.0)), self._shown)
+        now, terms = self._now[:j], np.zeros(j + 1)
+        terms[:j] = (a[:j] - a[j]) * now
+        if j > 1:
+            terms[: j - 1] += b[:-1] * now[1:] - b[-1] * self._before[: j - 1]
+            terms[1:j] += b[:-1] * now[:-1]
+        self._next = (terms + np.copysign(self._noise, terms)) / max(length, 1e-300)
+        if j < 2 or length <= FALL * b[-1]:  # a vector of rounding, which the next would blow up
+            return False
+        fine = float(np.abs(self._next).max()) <= self._limit and self._rest < self._longest
+        if not (fine and not self._twice) and not (self._rest == 0 and self._drift <= self._limit):
+            return False
+        self._push(self._next)
+        self._rest += 1
+        return True
+
+    def measured(self, drift: float, length: float) -> None:
+        """Note what Gram–Schmidt removed from a vector, which is orthogonal to rounding now.
+
+        The recurrence goes on from two such vectors.
+        """
+        relative, rest = drift / max(length, 1e-300), self._rest
+        if rest == 0:
+            self._shown = max(self._shown, drift)
+        # overlaps grow by a factor g with each vector that stays: ε·g was measured, or ε·g²
+        self._drift = relative if rest == 0 else (self._rounding * relative) ** 0.5
+        if rest > 1 and self._drift <= self._limit:  # the factor of several steps is not known
+            self._drift = math.inf
+        self._push(np.full(len(self._next), self._rounding * (1 + relative)))
+        self._twice, self._rest = len(self._next) < 2 or not self._twice, 0
+
+    def _push(self, overlaps: NDArray[np.float64]) -> None:
+        self._before, self._now = self._now, self._before
+        self._now[: len(overlaps)] = overlaps
+
+
 BREAKDOWN = 10.0  # β below this many roundings of the spectral scale ends a Krylov space
 FIRST_LOOK = 8  # steps before a run is asked whether it is long enough
 FALL = 0.01  # of β in one step: the end of a Krylov space seen through amplified rounding
@@ -296,11 +358,12 @@ class Krylov:
     """
 
     def __init__(
-        self, operator: LinearOperator, start: Tensor, capacity: int, place: str = "device"
+        self, operator: LinearOperator, start: Tensor, capacity: int, place: str | Basis = "device"
     ) -> None:
         self.operator, self.capacity, dtype = operator, capacity, working_dtype(operator)
-        self.basis = Basis(capacity + 1, operator.dim, dtype, operator.device, place)
-        self.rows = self.basis.rows  # as they are stored, (capacity + 1, P)
+        if isinstance(place, str):
+            place = Basis(capacity + 1, operator.dim, dtype, operator.device, place)
+        self.basis, self.rows = place, place.rows  # as they are stored, (capacity + 1, P)
         self.rounding = float(torch.finfo(operator.dtype).eps)  # of one product, relative
         length = torch.linalg.vector_norm(start, dtype=torch.float64)
         self.basis.put(0, start.to(operator.device, dtype), length)
@@ -312,9 +375,9 @@ class Krylov:
         self.slack = 0.0
         self.recorded = RecordedSteps.of(self.basis, operator, (self.alpha, self.beta, self.drift))
 
-    def extend(self, orthogonalise: bool = True) -> None:
-        """One Lanczos step: one product, then Gram–Schmidt against the whole basis unless told not
-        to.
+    def extend(self, overlaps: Overlaps | None = None) -> None:
+        """One Lanczos step: one product, then Gram–Schmidt against the whole basis unless
+        ``overlaps`` are small enough.
 
         The second pass is skipped where the first changed little ("twice is enough", Parlett 1998,
         §6.9); on a GPU asking would cost more than doing.
@@ -327,17 +390,25 @@ class Krylov:
             return
         last = basis[j]
         w = (self.operator @ last).to(basis.dtype)  # a product is the caller's to change
-        alpha = sum_of(torch.mul(w, last, out=self.scratch))
+        if w.is_cuda or w.dtype != torch.float64:
+            alpha = sum_of(torch.mul(w, last, out=self.scratch))
+        else:
+            alpha = torch.dot(w, last)
         w.addcmul_(last, alpha.to(basis.dtype), value=-1)
         if j == self.kept and j > 0:
             basis.subtract(w, self.beta[:j], j)
         elif j > 0:
             w.addcmul_(basis[j - 1], self.beta[j - 1].to(basis.dtype), value=-1)
-        # a β that fell by far leaves a vector of rounding, which the next step would blow up
-        if orthogonalise or float(beta := norm(w)) <= FALL * float(self.beta[j - 1]):
+        stays = False
+        if overlaps is not None:
+            self.alpha[j], beta = alpha, norm(w)
+            stays = overlaps.small(self.alpha[: j + 1], self.beta[:j], float(beta))
+        if not stays:
             correction = basis.orthogonalise(w, j + 1)
             alpha, beta = alpha + correction[j], norm(w)
             self.drift[j] = torch.linalg.vector_norm(correction, dtype=torch.float64)
+            if overlaps is not None:
+                overlaps.measured(float(self.drift[j]), float(beta))
             if self.rows.is_cuda or float(self.drift[j]) > 0.1 * float(beta):
                 alpha = alpha + basis.orthogonalise(w, j + 1)[j]
                 beta = norm(w)
@@ -345,21 +416,6 @@ class Krylov:
         # a zero β stays a zero vector until the next call of broke_down
         basis.put(j + 1, w, beta.clamp_min(torch.finfo(basis.dtype).tiny).to(basis.dtype))
         self.size, self.products = j + 1, self.products + 1
-
-    def nearly_orthogonal(self) -> bool:
-        """Whether the next vector will be orthogonal to a tenth of √ε without being made so.
-
-        Overlaps below √ε keep T exact to rounding (Simon 1984). They grow by a factor g each step
-        they are left alone: ε·g was measured at this step, or ε·g² if the last was left alone.
-        """
-        j = self.size - 1
-        # a CUDA device would wait for the answer
-        if self.rows.is_cuda or j < 1 or float(self.drift[j]) == 0.0:
-            return False
-        measured = float(self.drift[j] / self.beta[j])
-        if float(self.drift[j - 1]) == 0.0:
-            measured = (self.rounding * measured) ** 0.5
-        return bool(measured <= 0.1 * self.rounding**0.5)
 
     def broke_down(self) -> bool:
         """Look for a vanished β since the last look, and cut the decomposition back to it.
@@ -414,15 +470,15 @@ class Krylov:
                 values[part], vectors[part, part] = torch.linalg.eigh(matrix[part, part])
         return values, vectors, vectors[-1] * float(self.beta[m - 1])
 
-    def noise(self, steps: Tensor | None = None) -> float:
+    def noise(self, parts: int = 1) -> float:
         """How far the products are from those of one symmetric matrix: max_j ‖Qᵀ(Aq_j − Tq_j)‖.
 
-        Over the steps, or ``steps``, whose own vector was made orthogonal.
+        Over the steps whose own vector was made orthogonal; the least of so many parts of them.
         """
-        drift = self.drift[: self.size]
-        made = torch.cat([torch.ones_like(drift[:1]), drift[:-1]]) > 0
-        shown = drift * made
-        return float((shown if steps is None else shown[steps.to(shown.device)]).max())
+        drift = self.drift[: self.size].tolist()
+        made = zip([1.0, *drift], drift, strict=False)
+        shown, length = [now if before > 0 else 0.0 for before, now in made], -(-self.size // parts)
+        return min(max(shown[j : j + length]) for j in range(0, self.size, length))
 
     @full_precision()
     def combine(self, weights: Tensor) -> Tensor:
@@ -525,11 +581,12 @@ class Lanczos:
         spectrum and whose even ones are negative, such as log, this rule errs downwards where
         ``end`` is a lower bound, and the Gauss rule upwards.
         """
-        unit = torch.zeros(len(self.alpha), 1, dtype=self.alpha.dtype)
-        unit[-1] = self.residual**2
-        added = torch.linalg.solve(_tridiagonal(self.alpha - end, self.beta), unit)[-1]
+        pivot = math.inf  # of T − end·I, all positive: the last solves for the added entry
+        for alpha, beta in zip(self.alpha.tolist(), [0.0, *self.beta.tolist()], strict=True):
+            pivot = alpha - end - beta * beta / pivot
+        added = self.residual**2 / pivot
         off = torch.cat([self.beta, torch.tensor([self.residual], dtype=self.beta.dtype)])
-        diagonal = torch.cat([self.alpha, end + added])
+        diagonal = torch.cat([self.alpha, self.alpha.new_tensor([end + added])])
         values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, off))
         return values, vectors[0] ** 2
 
@@ -544,16 +601,18 @@ def lanczos(
     depth: int,
     task: str = "lanczos",
     progress: tuple[int, int] | None = None,
-    place: str = "device",
+    place: str | Basis = "device",
     enough: Callable[[Lanczos], bool] | None = None,
 ) -> Lanczos:
     """``depth`` steps from ``start`` (P,), semi-orthogonal; fewer at an invariant subspace.
 
     One product a step. Golub and Van Loan, Algorithm 10.3.1, with classical Gram–Schmidt against
-    all of Q at every step, or where the basis is not on a GPU at every other step while the
-    overlaps measured stay below a tenth of √ε. Progress is reported for ``task``, as part of
-    ``progress`` = (products done before, total). ``place`` says where the basis is kept. ``enough``
-    looks at the run so far, from 8 steps on and after each quarter more, and ends it.
+    all of Q at every step or, where the basis is not on a GPU, only at steps whose overlaps would
+    exceed a tenth of √ε by Simon's recurrence. Progress is reported for ``task``, as part of
+    ``progress`` = (products done before, total). ``place`` says where the basis is kept, or is that
+    of an earlier run, which is written over: fresh memory costs more than the arithmetic done in
+    it. ``enough`` looks at the run so far, from 8 steps on and after each quarter more, and may end
+    it.
     """
     operator = require_symmetric(operator, task)
     require_count(depth, "depth", 1, operator.dim, "at this size op.dense() is exact")
@@ -562,9 +621,11 @@ def lanczos(
     # steps between looks at β: each is a synchronisation on a GPU, and free elsewhere
     every = 16 if operator.device.type == "cuda" else 1
     state, look = Krylov(operator, start, depth, place), FIRST_LOOK
+    # a CUDA device would wait for the answer
+    overlaps = None if state.rows.is_cuda else Overlaps(depth, state.rounding)
     del start  # a vector less, where the caller does not hold it either
     for step in range(1, depth + 1):
-        state.extend(orthogonalise=not state.nearly_orthogonal())
+        state.extend(overlaps)
         report(task, before + step, total)
         if (step % every == 0 or step == depth) and state.broke_down():
             break
@@ -580,5 +641,5 @@ def _result(state: Krylov) -> Lanczos:
     alpha, beta = state.alpha[:m].cpu(), state.beta[:m].cpu()
     # noise is everywhere; overlaps of vectors that were left alone, blown up by a small β, look
     # like it in some steps
-    noise = min(state.noise(part) for part in torch.arange(m).chunk(4 if m >= 8 else 1))
+    noise = state.noise(4 if m >= 8 else 1)
     return Lanczos(state.rows[:m].T, alpha, beta[:-1], float(beta[-1]), noise, state.products)

@@ -67,8 +67,8 @@ class Matrix(LinearOperator):
         return entries.indices(), entries.values()
 
     def known_squares(self) -> float | None:
-        values = _values(self.matrix).double()
-        return float((values * values).sum()) if self.symmetric else None
+        values = _values(self.matrix).double().flatten()
+        return float(torch.dot(values, values)) if self.symmetric else None
 
     def known_bounds(self) -> tuple[float, float]:
         """Gershgorin's circles: each eigenvalue lies within Σ_{j≠i}|a_ij| of some a_ii."""
@@ -361,6 +361,8 @@ def _asymmetry(matrix: Tensor) -> float:
         # that of the entries
         same = np.array_equal(csr.indptr, other.indptr)
         same = same and np.array_equal(csr.indices, other.indices)
+        if same and np.array_equal(csr.data, other.data):
+            return 0.0
         off = csr.data - other.data if same else (csr - csr.T).data
         return float(np.abs(off).max(initial=0.0))
     difference = (matrix.to_sparse_coo() - matrix.to_sparse_coo().T).coalesce().values()
