@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lambdahat._core.rng import generator
 from lambdahat.estimators import diagonal, trace, trace_per_layer
@@ -493,3 +494,86 @@ def test_covariance_of_a_function_of_a_dict_and_without_vmap() -> None:
         operator = gradient_covariance(Problem.from_function(loss, {"w": w}, data), centred=False)
         g = 2 * (RANDOM @ w).unsqueeze(1) * RANDOM
         assert relative(operator.dense(), g.T @ g / len(g)) < 1e-12
+
+
+class _Stored(nn.Module):
+    """A linear layer with its weight as (inputs, outputs), as in transformers' GPT-2."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / inputs**0.5)
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
+        return rows.view(*x.shape[:-1], -1)
+
+
+def _frozen(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels)
+    for tensor, low, high in ((norm.running_var, 0.5, 2), (norm.running_mean, -1, 1)):
+        tensor.uniform_(low, high)
+    nn.init.uniform_(norm.weight, 0.5, 2)
+    return norm
+
+
+PLAIN = {
+    "convolutions": lambda: (
+        nn.Conv2d(2, 4, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(4, 4, 2, groups=2, bias=False),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 1, padding=1),
+    ),
+    "frozen norms": lambda: (
+        nn.Conv2d(2, 3, 3, dilation=2, bias=False),
+        _frozen(3),
+        nn.ReLU(),
+        nn.Conv2d(3, 3, 1),
+        _frozen(3),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+    ),
+    "sequences": lambda: (
+        nn.Flatten(2),
+        nn.Linear(36, 4),
+        nn.GELU(),
+        nn.LayerNorm(4),
+        _Stored(4, 3),
+        nn.Tanh(),
+        nn.Linear(3, 3, bias=False),
+    ),
+    "one dimension": lambda: (nn.Flatten(2), nn.Conv1d(2, 3, 4, stride=3), nn.Sigmoid()),
+}
+
+
+@pytest.mark.parametrize("which", ["*", "*bias", "*weight"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_layers_and_blocks_of_vectors(name: str, which: str) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 2, 6, 6, dtype=torch.float64), torch.arange(5) % 3
+    model = nn.Sequential(*PLAIN[name](), nn.Flatten(), nn.LazyLinear(3)).double().eval()
+    model(x)
+    problem = Problem(model, "cross_entropy", (x, y), batch_size=3, parameters=which)
+    vectors = torch.randn(problem.num_parameters, 4, dtype=torch.float64)
+    for make, exact in ((hessian, dense_hessian(problem)), (ggn, dense_ggn(problem))):
+        operator = make(problem, mode="reverse")
+        block = operator @ vectors
+        assert operator.prepare().vmaps, "the block is one product"
+        assert relative(block, exact @ vectors) < 1e-12
+        assert relative(operator @ vectors[:, 0], exact @ vectors[:, 0]) < 1e-12
+
+
+@pytest.mark.parametrize("vectors", [1, 3])
+@pytest.mark.parametrize(("make", "kernels"), [(ggn, 4), (hessian, 6)])
+def test_matrix_products_of_a_product(make, kernels: int, vectors: int) -> None:
+    """Jv takes two a layer and so does Jᵀ, a Hessian's product six, and the first layer two."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    problem = Problem(model, "cross_entropy", (torch.randn(7, 6), torch.arange(7) % 3))
+    operator, given = make(problem), torch.randn(problem.num_parameters, vectors)
+    operator @ given
+    in_place = {torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1]}
+    with FlopCounterMode(display=False, custom_mapping=in_place) as count:
+        operator @ given
+    multiplications = 2 * 6 * 5 + kernels * (5 * 4 + 4 * 3)
+    assert count.get_total_flops() == 2 * 7 * vectors * multiplications

@@ -35,6 +35,11 @@ from lambdahat.results import Estimate
 GRAPH_FRACTION = 0.4
 CROWDED = 0.25  # share of a GPU's memory in use from which graphs that nobody holds are looked for
 BLOCK = 16
+# rows of the largest block that is captured as a CUDA graph, and the number of sizes that are
+CAPTURED, MOST_CAPTURED = 8, 4
+# bytes up to which glibc takes a tensor from its heap; a larger one has new pages, which cost more
+# to touch than a pass over it
+HEAP = 1 << 25
 CUDA_GRAPH_BYTES = 1 << 30
 # bytes that cuDNN looks at: it searches for its kernels anew where a tangent starts elsewhere
 ALIGNED = 64
@@ -64,9 +69,9 @@ class Products:
             self.modes = {"forward": modes["forward"], **modes}
         self.device, self.stream = problem.device, side_stream(problem.device)
         self.cache: list[linearise.Product] = []
-        self.vmaps = not self.recomputes
-        self.replay: Callable[[Tensor], Tensor] | None = None
-        self.tried_replay = False
+        self.vmaps, self.verified, self.largest = not self.recomputes, False, 0
+        # products captured as CUDA graphs, by their number of rows; None where that is no gain
+        self.replays: dict[int, Callable[[Tensor], Tensor] | None] = {}
         budget: float | None = memory
         if budget is None and problem.memory is not None:
             budget = GRAPHS * problem.memory
@@ -107,30 +112,42 @@ class Products:
         return self.problem.ranks.sum(own, "a product", rows)
 
     def _apply(self, rows: Tensor) -> Tensor:
-        if len(rows) == 1:
-            if self._may_replay() and not self.tried_replay:
-                self.tried_replay = True
-                self.replay = self._capture()
-            if self.replay is not None and self._may_replay():
-                return self.replay(rows[0]).unsqueeze(0)
+        count, captures = len(rows), self._may_replay()
+        if captures and (count == 1 or (self.vmaps and count <= CAPTURED)):
+            if count not in self.replays and len(self.replays) < MOST_CAPTURED:
+                self.replays[count] = self._capture(rows)
+            replay = self.replays.get(count)
+            if replay is not None:
+                return replay(rows)
+        if count == 1:
             return self._sum(rows[0], batched=False).unsqueeze(0)
-        step = 1 if not self.vmaps or self._may_replay() else self._block()
-        if len(rows) <= step:
+        step = self._block() if self.vmaps else 1
+        if captures and step > 1:
+            step = CAPTURED if count > CAPTURED else 1
+        if count <= step:
             return self._block_product(rows)
         out = torch.empty_like(rows)
         for part, chunk in zip(out.split(step), rows.split(step), strict=True):
-            part.copy_(self._block_product(chunk) if len(chunk) > 1 else self._apply(chunk))
+            part.copy_(self._apply(chunk))
         return out
 
     def _block_product(self, rows: Tensor) -> Tensor:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                return self._sum(rows, batched=True)
-        # an operation without a batching rule: one by one from now on
+                found = self._sum(rows, batched=True)
+            if self.verified:
+                return found
+            # vmap has wrong rules for the second derivatives of some operations
+            alone, self.verified = self._sum(rows[0], batched=False), True
+            allowed = linearise.tolerance(self.problem) * torch.linalg.vector_norm(alone)
+            if bool(torch.linalg.vector_norm(found[0] - alone) <= allowed):
+                return found
+        # an operation without a batching rule
         except (RuntimeError, NotImplementedError):
-            self.vmaps = False
-            return self._apply(rows)
+            pass
+        self.vmaps = False  # one by one from now on
+        return self._apply(rows)
 
     def _sum(self, rows: Tensor, batched: bool, only: int | None = None) -> Tensor:
         """Σ_b w_b A_b rows in the operator's dtype, or A_b rows for ``only`` one batch."""
@@ -170,7 +187,7 @@ class Products:
                 return build(self.problem, self.leaves, batch)
         except torch.OutOfMemoryError:
             self.cache.clear()
-            self.kept, self.tried_replay, self.replay = 0, True, None
+            self.kept, self.replays = 0, {1: None}
         _collect(self.device)
         with beside(self.device, self.stream):
             return build(self.problem, self.leaves, batch)
@@ -184,7 +201,9 @@ class Products:
             try:
                 # the bytes that a product keeps or, where nothing is kept, that a pass takes
                 if mode == "reverse":
-                    product, size = linearise.saved_bytes(lambda: self._build(batch))
+                    sizes: list[int] = []
+                    product, size = linearise.saved_bytes(lambda: self._build(batch), sizes)
+                    self.largest = max(sizes, default=0)
                 elif mode == "samples":
                     product = self._build(batch)
                     size = batch.size * self.problem.num_parameters * self.dtype.itemsize
@@ -237,12 +256,15 @@ class Products:
         room = free_memory(self.device) * GRAPH_FRACTION if memory is None else PASS * memory
         if memory is not None and self.kept < len(self.problem.share):
             room -= self.graph_bytes  # of a batch that is computed again
-        return int(max(1, min(BLOCK, room // max(self.graph_bytes, self.column_bytes, 1))))
+        most = room // max(self.graph_bytes, self.column_bytes, 1)
+        if self.device.type == "cpu":
+            most = min(most, HEAP // max(self.largest, 1))
+        return int(max(1, min(BLOCK, most)))
 
     def _may_replay(self) -> bool:
         small = self.graph_bytes * len(self.problem.share) <= CUDA_GRAPH_BYTES
         whole = self.stream is not None and len(self.cache) == len(self.problem.share) and small
-        return whole and (self.replay is not None or not self.tried_replay)
+        return whole and (1 not in self.replays or self.replays[1] is not None)
 
     def recordable(self) -> Recordable | None:
         """A product (P,) → (P,) that a larger CUDA graph can capture, and its stream."""
@@ -256,29 +278,55 @@ class Products:
 
         return product, self.stream
 
-    def _capture(self) -> Callable[[Tensor], Tensor] | None:
-        """One product as a CUDA graph: small networks are bound by kernel launches."""
+    def _capture(self, rows: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """The product of so many rows as a CUDA graph, since launches bind small networks.
+
+        None if it cannot be captured or if a block takes longer than its rows one by one.
+        """
         assert self.stream is not None
-        given = torch.zeros(self.problem.num_parameters, dtype=self.dtype, device=self.device)
+        given, batched = torch.zeros_like(rows), len(rows) > 1
+        if batched and not self.verified:
+            self._block_product(rows)
+            if not self.vmaps:
+                return None
         graph = torch.cuda.CUDAGraph()
+        run: Callable[[], Tensor] = lambda: (  # noqa: E731
+            self._sum(given, batched=True) if batched else self._sum(given[0], False).unsqueeze(0)
+        )
         try:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self.stream):
                 for _ in range(3):
-                    self._sum(given, batched=False)
+                    run()
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
             with torch.cuda.graph(graph, stream=self.stream):
-                result = self._sum(given, batched=False)
-        except RuntimeError:
+                result = run()
+        except (RuntimeError, NotImplementedError):
             torch.cuda.synchronize(self.device)
             return None
 
-        def replay(row: Tensor) -> Tensor:
-            given.copy_(row)
+        def replay(rows: Tensor) -> Tensor:
+            given.copy_(rows)
             graph.replay()
             return result.clone()
 
+        if batched:
+            alone = _gpu_seconds(lambda: [self._apply(row.unsqueeze(0)) for row in rows])
+            if _gpu_seconds(lambda: replay(rows)) > alone:
+                return None
         return replay
+
+
+def _gpu_seconds(run: Callable[[], Any]) -> float:
+    """The shorter of two calls, after one that warms up."""
+    found = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return min(found[1:])
 
 
 def _collect(device: torch.device) -> None:

@@ -4,10 +4,11 @@ A *product* is built once for a batch at fixed parameters and then called with t
 per parameter, or with a block of them along a leading dimension. Building runs the model; calling a
 kept product is backward passes only.
 
-PyTorch differentiates the gradient of a convolution by convolutions of odd shapes, which libraries
-serve badly. Here a convolution is given by its three kernels, forward, gradient of the input and
-gradient of the weight, and so is every derivative: a Hessian–vector product costs six such kernels
-a layer against the gradient's three.
+PyTorch differentiates the gradient of a layer by many small operations, that of a convolution by
+convolutions of odd shapes, which libraries serve badly. Here a linear layer, a convolution or a
+frozen batch norm is given by its three kernels, forward, gradient of the input and gradient of the
+weight, and so is every derivative: a Hessian–vector product costs six such kernels a layer against
+the gradient's three, and a block of vectors six larger ones.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -37,8 +38,6 @@ from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, as_tree, rows_of, take
 from lambdahat.problem.checkpointing import recomputing
 
-Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
-DIMENSIONS: dict[Callable[..., Tensor], int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -67,33 +66,157 @@ def windows(layer: Any, entered: Tensor) -> Tensor:
     return entered
 
 
-class PlainConvolutions(TorchFunctionMode):
-    """While active, convolutions of the model are built from ``_Convolution``."""
+class PlainLayers(TorchFunctionMode):
+    """While active, layers of the model are built from the functions below.
+
+    These are linear layers, convolutions, frozen batch norms, ReLU and max-pooling. With
+    ``jacobian`` the gradient is differentiated in the signals alone, for products Jv.
+    """
+
+    def __init__(self, jacobian: bool = False) -> None:
+        super().__init__()
+        self.jacobian = jacobian
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in DIMENSIONS:
-            prepared = _prepare(DIMENSIONS[func], *args, **kwargs)
-            if prepared is not None:
-                return _Convolution.apply(*prepared)  # type: ignore[no-untyped-call]
-        return func(*args, **kwargs)
+        if func in SELECT:
+            selected = SELECT[func](*args, **kwargs)
+            return func(*args, **kwargs) if selected is None else selected
+        prepared = PREPARE[func](*args, **kwargs) if func in PREPARE else None
+        if prepared is None:
+            return func(*args, **kwargs)
+        return _Layer.apply(*prepared, self.jacobian)  # type: ignore[no-untyped-call]
 
 
-def _prepare(
-    dims: int,
-    x: Tensor,
-    weight: Tensor,
+class _Linear:
+    """The kernels of y = x ∗ w + b for a linear layer; other layers override them.
+
+    ``axis`` is the place of the channels, ``stacks`` says whether several weights can be stacked as
+    channels, and ``slope`` is the part of the layer that is linear in x.
+    """
+
+    stacks, slope = True, property(lambda self: self)
+
+    def axis(self, like: Tensor) -> int:
+        return like.ndim - 1
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> None:
+        """Add x ∗ w to a signal, whose channels may be those of several vectors."""
+        signal.view(-1, len(weight)).addmm_(x.reshape(-1, x.shape[-1]), weight.T)
+
+    def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
+        """(∂x, ∂w, ∂b), those that ``mask`` asks for."""
+        rows = g.reshape(-1, g.shape[-1])
+        own = rows.T @ x.reshape(-1, x.shape[-1]) if mask[1] else None
+        return g @ weight if mask[0] else None, own, rows.sum(0) if mask[2] else None
+
+
+class _Convolve(_Linear):
+    def __init__(self, stride: Any, padding: Any, dilation: Any, groups: int, dims: int) -> None:
+        steps = [_tuple(value, dims) for value in (stride, padding, dilation)]
+        self.options, self.stacks = (*steps, False, [0] * dims, groups), groups == 1
+
+    def axis(self, like: Tensor) -> int:
+        return 1
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return torch.ops.aten.convolution(x, weight, bias, *self.options)  # type: ignore[no-any-return]
+
+    def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> None:
+        part = self.forward(x, weight)
+        signal.view(part.shape).add_(part)
+
+    def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
+        options = [len(weight)], *self.options, list(mask)
+        return tuple(torch.ops.aten.convolution_backward(g, x, weight, *options))
+
+
+class _FrozenNorm(_Convolve):
+    """Batch norm with given statistics, a scale for each channel."""
+
+    def __init__(self, mean: Tensor, variance: Tensor, eps: float) -> None:
+        self.mean, self.variance, self.eps, self.stacks = mean, variance, eps, False
+
+    @property
+    def slope(self) -> _FrozenNorm:
+        return _FrozenNorm(torch.zeros_like(self.mean), self.variance, self.eps)
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.batch_norm(x, self.mean, self.variance, weight, bias, eps=self.eps)
+
+    def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> None:
+        scale = weight * (self.variance + self.eps).rsqrt()
+        signal.addcmul_(x, scale.reshape(-1, *[1] * (x.ndim - 2)))
+
+    def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
+        options = self.mean, self.variance, None, None, False, self.eps, list(mask)
+        return tuple(torch.ops.aten.native_batch_norm_backward(g, x, weight, *options))
+
+
+Gradients = tuple[Tensor | None, ...]
+Prepared = tuple[Tensor, Tensor, Tensor | None, _Linear] | None
+
+
+def _prepare_convolution(dims: int) -> Callable[..., Prepared]:
+    """A function of a convolution's arguments; None for padding by name or no batch."""
+
+    def prepare(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Prepared:
+        if isinstance(padding, str) or input.ndim != dims + 2:
+            return None
+        return input, weight, bias, _Convolve(stride, padding, dilation, groups, dims)
+
+    return prepare
+
+
+def _prepare_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Prepared:
+    plain = input.dtype == weight.dtype and not torch.is_autocast_enabled(input.device.type)
+    plain = plain and input.ndim > 1 and weight.ndim == 2
+    return (input, weight, bias, _Linear()) if plain else None
+
+
+def _prepare_addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Prepared:
+    """A linear layer whose weight is stored as (inputs, outputs), as in GPT-2."""
+    return None if options or input.ndim != 1 else _prepare_linear(mat1, mat2.T, input)
+
+
+def _prepare_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> tuple[Tensor, Tensor, Tensor | None, Geometry] | None:
-    """The arguments in one form; None for padding by name or inputs without a batch."""
-    if isinstance(padding, str) or x.ndim != dims + 2:
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+) -> Prepared:
+    given = running_mean, running_var, weight
+    if training or any(part is None or part.dtype != input.dtype for part in given):
         return None
-    stride, padding, dilation = (_tuple(value, dims) for value in (stride, padding, dilation))
-    return x, weight, bias, (stride, padding, dilation, groups)
+    mean, variance, scale = cast(tuple[Tensor, Tensor, Tensor], given)
+    if mean.requires_grad or variance.requires_grad:
+        return None
+    return input, scale, bias, _FrozenNorm(mean, variance, eps)
+
+
+PREPARE: dict[Any, Callable[..., Prepared]] = {
+    F.conv1d: _prepare_convolution(1),
+    F.conv2d: _prepare_convolution(2),
+    F.conv3d: _prepare_convolution(3),
+    F.linear: _prepare_linear,
+    F.batch_norm: _prepare_norm,
+    torch.addmm: _prepare_addmm,
+}
 
 
 def _tuple(value: Any, dims: int) -> list[int]:
@@ -101,71 +224,288 @@ def _tuple(value: Any, dims: int) -> list[int]:
     return values * dims if len(values) == 1 else values
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    *steps, groups = geometry
-    options = *steps, False, [0] * len(steps[0]), groups
-    return torch.ops.aten.convolution(x, weight, bias, *options)  # type: ignore[no-any-return]
-
-
-def _backward(
-    g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, mask: list[bool]
-) -> tuple[Tensor | None, ...]:
-    """Gradients of input, weight and bias, those that ``mask`` asks for."""
-    *steps, groups = geometry
-    options = [weight.shape[0]], *steps, False, [0] * len(steps[0]), groups, mask
-    return torch.ops.aten.convolution_backward(g, x, weight, *options)  # type: ignore[no-any-return]
-
-
-class _Convolution(torch.autograd.Function):
-    """y = x ∗ w + b."""
+class _Layer(torch.autograd.Function):
+    """y = x ∗ w + b, whose derivatives of all orders use the kernels of the first."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kernels: _Linear, jacobian: bool
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.geometry = geometry
-        return _forward(x, weight, bias, geometry)
+        ctx.kernels, ctx.jacobian = kernels, jacobian
+        return kernels.forward(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor) -> Gradients:
         x, weight = ctx.saved_tensors
-        mask = list(ctx.needs_input_grad[:3])
+        mask, none = ctx.needs_input_grad[:3], (None, None)
         if not torch.is_grad_enabled():
-            return (*_backward(g, x, weight, ctx.geometry, mask), None)
-        return (*_Gradient.apply(g, x, weight, ctx.geometry, mask), None)  # type: ignore[no-untyped-call]
+            return (*cast(Any, _Backward.apply)(ctx.kernels, g, x, weight, mask), *none)
+        if ctx.jacobian:
+            x, weight = x.detach(), weight.detach()
+        return (*cast(Any, _Gradient.apply)(ctx.kernels, g, x, weight, mask), *none)
 
 
 class _Gradient(torch.autograd.Function):
-    """(∂x, ∂w, ∂b) of a convolution as a function of the signal g, the input and the weight."""
+    """(∂x, ∂w, ∂b) of a layer as a function of the signal g, the input and the weight."""
 
     @staticmethod
     def forward(
-        ctx: Any, g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, mask: list[bool]
-    ) -> tuple[Tensor | None, ...]:
+        ctx: Any, kernels: _Linear, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]
+    ) -> Gradients:
         ctx.save_for_backward(g, x, weight)
-        ctx.geometry = geometry
+        ctx.kernels = kernels
         ctx.set_materialize_grads(False)
-        return _backward(g, x, weight, geometry, mask)
+        return kernels.backward(g, x, weight, mask)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: Any, a: Tensor | None, b: Tensor | None, c: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, a: Tensor | None, b: Tensor | None, c: Tensor | None) -> Gradients:
         """From tangents a, b, c of the gradients: ∂g = a∗w + x∗b + c, and ∂x, ∂w."""
         g, x, weight = ctx.saved_tensors
+        kernels, needs = ctx.kernels, ctx.needs_input_grad
+        call, backward = cast(Any, _Signal.apply), cast(Any, _Backward.apply)
         signal = entered = own = None
-        if ctx.needs_input_grad[0]:
-            parts = [] if a is None else [_forward(a, weight, None, ctx.geometry)]
-            parts += [] if b is None else [_forward(x, b, None, ctx.geometry)]
-            parts += [] if c is None else [c.reshape(1, -1, *[1] * (g.ndim - 2)).expand_as(g)]
-            signal = torch.zeros_like(g) if not parts else sum(parts[1:], parts[0])
-        if ctx.needs_input_grad[1] and b is not None:
-            entered = _backward(g, x, b, ctx.geometry, [True, False, False])[0]
-        if ctx.needs_input_grad[2] and a is not None:
-            own = _backward(g, a, weight, ctx.geometry, [False, True, False])[1]
-        return signal, entered, own, None, None
+        if needs[1]:
+            if a is not None or b is not None:
+                signal = call(kernels, a, weight, x, b, c)
+            if b is None and c is not None:
+                c = c.reshape(-1, *[1] * (g.ndim - 1 - kernels.axis(g)))
+                signal = c.expand_as(g) if signal is None else signal + c
+        if needs[2] and b is not None:
+            entered = backward(kernels, g, x, b, (True, False, False))[0]
+        if needs[3] and a is not None:
+            own = backward(kernels.slope, g, a, weight, (False, True, False))[1]
+        return None, signal, entered, own, None
+
+
+class _Relu:
+    def __init__(self, inplace: bool = False) -> None:
+        self.inplace = inplace
+
+    def run(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The value, and the tensors by which ``pull`` and ``push`` know the selection."""
+        y = x.relu_() if self.inplace else x.relu()
+        return y, y
+
+    def pull(self, g: Tensor, y: Tensor) -> Tensor:
+        return torch.ops.aten.threshold_backward(g, y, 0)  # type: ignore[no-any-return]
+
+    push = pull
+
+
+class _MaxPool:
+    def __init__(self, kernel_size: Any, stride: Any, *others: Any) -> None:
+        size = _tuple(kernel_size, 2)
+        self.options = size, _tuple(stride, 2) if stride else size, *others
+
+    def run(self, x: Tensor) -> tuple[Tensor, ...]:
+        y, indices = torch.ops.aten.max_pool2d_with_indices(x, *self.options)
+        return y, x, indices
+
+    def pull(self, g: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+        backward = torch.ops.aten.max_pool2d_with_indices_backward
+        return backward(g, x, *self.options, indices)  # type: ignore[no-any-return]
+
+    def push(self, a: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+        picked = a.flatten(-2).gather(-1, indices.flatten(-2))
+        return picked.reshape(indices.shape)
+
+
+def _relu(input: Tensor, inplace: bool = False) -> Tensor | None:
+    return None if inplace and input._is_view() else _select(input, _Relu(inplace))
+
+
+def _max_pool(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    if return_indices or input.ndim != 4:
+        return None
+    others = _tuple(padding, 2), _tuple(dilation, 2), ceil_mode
+    return _select(input, _MaxPool(kernel_size, stride, *others))
+
+
+def _select(x: Tensor, kernel: Any) -> Tensor:
+    return _Select.apply(x, kernel)  # type: ignore[no-untyped-call,no-any-return]
+
+
+SELECT: dict[Any, Callable[..., Tensor | None]] = {
+    F.relu: _relu,
+    torch.relu: _relu,
+    Tensor.relu: _relu,
+    torch.max_pool2d: _max_pool,
+}
+
+
+class _Select(torch.autograd.Function):
+    """A function that selects, so that its gradient is linear and its curvature 0.
+
+    PyTorch's second derivative of it is a tensor of zeros, which is filled and added.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Any) -> Tensor:
+        y, *kept = cast(tuple[Tensor, ...], kernel.run(x))
+        if y is x:
+            ctx.mark_dirty(x)
+        ctx.save_for_backward(*kept)
+        ctx.kernel = kernel
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Gradients:
+        if not torch.is_grad_enabled():
+            return ctx.kernel.pull(g, *ctx.saved_tensors), None
+        kept = [tensor.detach() for tensor in ctx.saved_tensors]
+        return cast(Any, _Selected.apply)(ctx.kernel, g, *kept), None
+
+
+class _Selected(torch.autograd.Function):
+    """The gradient of ``_Select``."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Any, g: Tensor, *kept: Tensor) -> Tensor:
+        ctx.save_for_backward(*kept)
+        ctx.kernel = kernel
+        return kernel.pull(g, *kept)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, a: Tensor) -> Gradients:
+        kept = ctx.saved_tensors
+        return None, ctx.kernel.push(a, *kept), *[None] * len(kept)
+
+
+class _BlockRule(torch.autograd.Function):
+    """A function of a layer's tensors that nobody differentiates, with a rule for blocks.
+
+    The vectors of a block are a dimension before the channels. So they fold into the batch where
+    the weight is shared, and stack as channels where it is not, both without a copy.
+    """
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is saved."""
+
+    @classmethod
+    def one_by_one(cls, info: Any, dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
+        """The rule for what does not stack: grouped convolutions, norms."""
+        given = list(zip(args, dims, strict=True))
+        found = [
+            cls.forward(*(t.select(d, i) if isinstance(d, int) else t for t, d in given))
+            for i in range(info.batch_size)
+        ]
+        if isinstance(found[0], Tensor):
+            return torch.stack(found), 0
+        parts = tuple(None if p[0] is None else torch.stack(p) for p in zip(*found, strict=True))
+        return parts, tuple(None if part is None else 0 for part in parts)
+
+
+class _Signal(_BlockRule):
+    """a∗w + x∗b + c, or a∗w where no b is given."""
+
+    @staticmethod
+    def forward(
+        kernels: _Linear,
+        a: Tensor | None,
+        weight: Tensor,
+        x: Tensor,
+        b: Tensor | None,
+        c: Tensor | None,
+    ) -> Tensor:
+        """Also for a block: ``a`` with its vectors in the batch, ``b`` and ``c`` stacked."""
+        if b is None:
+            assert a is not None
+            return cast(Tensor, kernels.slope.forward(a, weight))
+        signal = kernels.forward(x, b, c)
+        if a is not None:
+            kernels.add(signal, a, weight)
+        return signal
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *args: Any) -> tuple[Any, Any]:
+        kernels, a, weight, x, b, c = args
+        if not kernels.stacks or dims[2] is not None or dims[3] is not None:
+            return _Signal.one_by_one(info, dims, *args)
+        vectors, axis = info.batch_size, kernels.axis(x)
+        a = None if a is None else _with_vectors(a, dims[1], vectors, axis)
+        folded = a.flatten(0, 1) if a is not None and axis == 1 else a
+        b, c = (
+            None if t is None else _with_vectors(t, d, vectors, 0).flatten(0, 1)
+            for t, d in ((b, dims[4]), (c, dims[5]))
+        )
+        signal = _Signal.forward(kernels, folded, weight, x, b, c)
+        if b is not None:  # with vectors · channels
+            return signal.unflatten(axis, (vectors, len(weight))), axis
+        return signal if a is None or axis > 1 else signal.unflatten(0, a.shape[:2]), axis
+
+
+class _Backward(_BlockRule):
+    """(∂x, ∂w, ∂b) of a layer from the signal g; those that ``mask`` asks for."""
+
+    @staticmethod
+    def forward(
+        kernels: _Linear, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]
+    ) -> Gradients:
+        return kernels.backward(g, x, weight, mask)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *args: Any) -> tuple[Any, Any]:
+        kernels, g, x, weight, mask = args
+        which = [i for i in range(1, 4) if dims[i] is not None]
+        if len(which) > 1 or not kernels.stacks:
+            return _Backward.one_by_one(info, dims, *args)
+        vectors, axis = info.batch_size, kernels.axis(x if which == [1] else g)
+        entered = own = bias = None
+        if which == [1]:  # a second pass: a signal for each vector
+            g = g.movedim(dims[1], axis)
+            if mask[0]:
+                folded = g.flatten(0, 1) if axis == 1 else g
+                like = x.new_empty(1).expand(len(folded), *x.shape[1:])
+                only_input = (True, False, False)
+                entered = cast(Tensor, kernels.backward(folded, like, weight, only_input)[0])
+                entered = entered.unflatten(0, g.shape[:2]) if axis == 1 else entered
+            if mask[1] or mask[2]:
+                wide = weight.new_empty(vectors * len(weight), *weight.shape[1:])
+                g = g.flatten(axis, axis + 1)
+                _, own, bias = (
+                    None if t is None else t.unflatten(0, (vectors, len(weight)))
+                    for t in kernels.backward(g, x, wide, (False, *mask[1:]))
+                )
+            return (entered, own, bias), _places((entered, own, bias), (axis, 0, 0))
+        if which == [2]:  # ∂w of a tangent's input
+            inputs = weight.shape[1]
+            x = x.movedim(dims[2], axis).flatten(axis, axis + 1)
+            weight = weight.new_empty(len(weight), vectors * inputs, *weight.shape[2:])
+        else:  # ∂x by a tangent's weight
+            inputs = weight.shape[1 if dims[3] > 1 else 2]
+            weight = weight.movedim(dims[3], 1).flatten(1, 2)
+            x = x.new_empty(1).expand(*x.shape[:axis], vectors * inputs, *x.shape[axis + 1 :])
+        places = (axis, 1, 0)
+        parts = tuple(
+            None if t is None else t.unflatten(d, (vectors, inputs))
+            for t, d in zip(kernels.backward(g, x, weight, mask), places, strict=True)
+        )
+        return parts, _places(parts, places)
+
+
+def _places(parts: Sequence[Any], places: Sequence[int]) -> tuple[int | None, ...]:
+    """Where the vectors of a block are in each part; None where a part is missing."""
+    return tuple(None if t is None else d for t, d in zip(parts, places, strict=True))
+
+
+def _with_vectors(tensor: Tensor, dim: int | None, vectors: int, axis: int) -> Tensor:
+    """A tensor of a block with its vectors at ``axis``; one without is repeated."""
+    if dim is not None:
+        return tensor.movedim(dim, axis)
+    tensor = tensor.unsqueeze(axis)
+    return tensor.expand(*tensor.shape[:axis], vectors, *tensor.shape[axis + 1 :])
 
 
 Tangents = Sequence[Tensor]
@@ -257,11 +597,16 @@ def require_graph(tensors: Sequence[Tensor]) -> None:
         raise NotImplementedError("an operation of the model can be differentiated only once")
 
 
-def saved_bytes(run: Callable[[], Any]) -> tuple[Any, int]:
-    """What ``run`` gives and the bytes its autograd graph saved, each storage once."""
+def saved_bytes(run: Callable[[], Any], sizes: list[int] | None = None) -> tuple[Any, int]:
+    """What ``run`` gives and the bytes its autograd graph saved, each storage once.
+
+    ``sizes`` gets the bytes of each saved tensor.
+    """
     seen: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
+        if sizes is not None:
+            sizes.append(tensor.nbytes)
         storage = tensor.untyped_storage()
         seen[storage.data_ptr()] = storage.nbytes()
         # with its own node it would be a cycle that no collector sees; unpacking puts it back
@@ -283,7 +628,7 @@ def leaves_of(problem: Problem, theta: Tensor) -> dict[str, Tensor]:
 def hessian_reverse(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
     """Reverse over reverse: the graph of ∇L is kept, and Hv is one backward pass through it."""
     parameters = list(leaves.values())
-    with PlainConvolutions():
+    with PlainLayers():
         loss = problem.batch_loss(leaves, batch)
     grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
@@ -362,7 +707,7 @@ def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
 
     def build(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
         parameters = list(leaves.values())
-        with PlainConvolutions():
+        with PlainLayers(jacobian=True):
             flat, spec = tree_flatten(as_tree(problem.output(leaves, batch)))
             outputs = [z for z in flat if isinstance(z, Tensor) and z.requires_grad]
             constant = [z.detach() if isinstance(z, Tensor) else z for z in flat]
@@ -570,11 +915,13 @@ def _pull(
     outputs: Sequence[Any], inputs: Sequence[Tensor], seeds: Sequence[Tensor], batched: bool
 ) -> list[Tensor]:
     """A backward pass that keeps its graph; inputs that are not reached get zeros."""
-    found = torch.autograd.grad(
-        outputs, inputs, seeds, retain_graph=True, allow_unused=True, is_grads_batched=batched
-    )
-    lead, pairs = (len(seeds[0]),) if batched else (), zip(found, inputs, strict=True)
-    return [i.new_zeros(*lead, *i.shape) if g is None else g for g, i in pairs]
+
+    def pull(*seeds: Tensor) -> tuple[Tensor, ...]:
+        options = {"retain_graph": True, "materialize_grads": True}
+        return torch.autograd.grad(outputs, inputs, seeds, **options)
+
+    # not is_grads_batched, whose vmap is an older one with fewer rules
+    return list((vmap(pull) if batched else pull)(*seeds))
 
 
 def _tangent(gradient: Tensor | None, like: Tensor) -> Tensor:
