@@ -78,16 +78,16 @@ def measure(
     with ProgressFile(path, kind="measurement", what=names):
         for done, name in enumerate(names):
             report("measure", done, len(names))
-            found = None if store is None else store.read(name)
-            if found is None:
+            stored = None if store is None else store.read(name)
+            if stored is None:
                 operator = CURVATURES[curvature](problem) if operator is None else operator
                 start = time.perf_counter()
                 result = QUANTITIES[name](problem, operator, settings)
                 result = result if keep_vectors else without_vectors(result)
-                found = result, time.perf_counter() - start
+                stored = result, time.perf_counter() - start
                 if store is not None:
-                    store.write(name, *found)
-            results[name], seconds[name] = found
+                    store.write(name, *stored)
+            results[name], seconds[name] = stored
         report("measure", len(names), len(names))
     measurement = Measurement(results, {**about, "seconds": seconds})
     if folder is not None:
@@ -154,9 +154,9 @@ def compare(
             given = _common_estimand(every, given)
         effort = {"top": top, "depth": depth, "probes": probes, "sampling": given}
         measured, done, total = {}, 0, sum(map(len, every.values()))
-        for place, (name, found) in enumerate(every.items()):
+        for place, (name, measurements) in enumerate(every.items()):
             measured[name] = []
-            for i, problem in enumerate(found):
+            for i, problem in enumerate(measurements):
                 report("compare", done, total)
                 own = derived_seed(seed, "compare", place, i)
                 settings: dict[str, Any] = {"seed": own, "keep_vectors": False, **effort}
@@ -183,8 +183,8 @@ def _listed(problems: Any) -> dict[str, list[Any]]:
         error=TypeError if not isinstance(problems, Mapping) else ValueError,
     )
     every = {
-        str(name): list(found) if isinstance(found, list | tuple) else [found]
-        for name, found in problems.items()
+        str(name): list(listed) if isinstance(listed, list | tuple) else [listed]
+        for name, listed in problems.items()
     }
     require(
         len(every) == len(problems),
@@ -194,17 +194,17 @@ def _listed(problems: Any) -> dict[str, list[Any]]:
     )
     kinds = {
         type(one) if isinstance(one, Problem | Measurement) else None
-        for found in every.values()
-        for one in found
+        for listed in every.values()
+        for one in listed
     }
     require(
         len(kinds) == 1 and kinds <= {Problem, Measurement},
         "problems",
         "hold problems alone or measurements alone",
-        {name: describe(found[0]) if found else "none" for name, found in every.items()},
+        {name: describe(listed[0]) if listed else "none" for name, listed in every.items()},
         error=TypeError,
     )
-    counts = {name: len(found) for name, found in every.items()}
+    counts = {name: len(listed) for name, listed in every.items()}
     require(
         len(set(counts.values())) == 1 and 0 not in counts.values(),
         "problems",
@@ -249,7 +249,7 @@ def _is_alike(one: Problem, two: Problem) -> bool:
 
 def _require_same_settings(every: Mapping[str, Sequence[Measurement]]) -> None:
     """Measurements of as many samples, with the same loss and curvature; λ̂ at the same nβ and γ."""
-    found: dict[str, tuple[str, Any]] = {}
+    settings: dict[str, tuple[str, Any]] = {}
     for name, measurements in every.items():
         for one in measurements:
             told = {key: one.about.get(key) for key in ("samples", "loss", "curvature")}
@@ -259,7 +259,7 @@ def _require_same_settings(every: Mapping[str, Sequence[Measurement]]) -> None:
             for key in ("nbeta", "localization"):
                 told[key] = getattr(coefficient, key, None)
             for key, value in told.items():
-                first, known = found.setdefault(key, (name, value))
+                first, known = settings.setdefault(key, (name, value))
                 require(
                     _is_close(known, value),
                     "problems",
@@ -286,8 +286,8 @@ def _common_estimand(
     if "localization" in given:
         return dict(given)
     logs = []
-    for found in every.values():
-        for problem in found:
+    for measurements in every.values():
+        for problem in measurements:
             asked = require_count(given.get("batch_size", DEFAULT_BATCH), "batch_size")
             size = min(asked, problem.num_samples)
             nbeta, _ = inverse_temperature(given.get("nbeta", "n/log n"), problem.num_terms, size)
@@ -301,7 +301,7 @@ def _comparison(
     """The numbers of measurements by quantity and name."""
     readings: dict[str, dict[str, tuple[Estimate, ...]]] = {}
     numbers = {
-        name: [_numbers_of(one, names, top) for one in found] for name, found in measured.items()
+        name: [_numbers_of(one, names, top) for one in parts] for name, parts in measured.items()
     }
     first = next(iter(numbers.values()))[0]
     for name in names:
@@ -312,8 +312,8 @@ def _comparison(
             f"{name!r}, which has none",
             "measure it with lh.measure",
         )
-    for label in dict.fromkeys(label for found in numbers.values() for n in found for label in n):
-        missing = [name for name, found in numbers.items() if any(label not in n for n in found)]
+    for label in dict.fromkeys(label for parts in numbers.values() for n in parts for label in n):
+        missing = [name for name, parts in numbers.items() if any(label not in n for n in parts)]
         if missing and label.startswith("eigenvalues["):
             continue  # of networks of several sizes, as many as the smallest has
         require(
@@ -324,7 +324,7 @@ def _comparison(
             "measure the same quantities of all",
         )
         readings[label] = {
-            name: tuple(each[label] for each in found) for name, found in numbers.items()
+            name: tuple(each[label] for each in parts) for name, parts in numbers.items()
         }
     some = next(iter(measured.values()))[0].results.get("llc")
     keys = ("nbeta", "localization") if isinstance(some, LearningCoefficient) else ()
@@ -338,11 +338,11 @@ def _comparison(
 
 def _numbers_of(one: Measurement, names: Sequence[str], top: int) -> dict[str, Estimate]:
     """The estimates of a measurement by label, in the order of ``names``."""
-    found: dict[str, Estimate] = {}
+    kept: dict[str, Estimate] = {}
     for name in names:
         if name == "loss":
             require("loss_value" in one.about, "problems", "know their loss", "none")
-            found["loss"] = Estimate(float(one.about["loss_value"]))
+            kept["loss"] = Estimate(float(one.about["loss_value"]))
             continue
         own = {"eigenvalues": "eigenpairs"}.get(name, name)
         require(
@@ -356,13 +356,13 @@ def _numbers_of(one: Measurement, names: Sequence[str], top: int) -> dict[str, E
         for row in part.table():
             if name == "llc" and row["quantity"] not in ("llc", "llc.wbic"):
                 continue
-            if name == "eigenvalues" and len([k for k in found if k.startswith(name)]) >= top:
+            if name == "eigenvalues" and len([k for k in kept if k.startswith(name)]) >= top:
                 continue
             # the degrees of freedom of its result where that is one number
             dof = float(getattr(one.results[own], "dof", math.inf))
             status = Status[row["status"]]
-            found[row["quantity"]] = Estimate(row["value"], row["stderr"], row["cost"], status, dof)
-    return found
+            kept[row["quantity"]] = Estimate(row["value"], row["stderr"], row["cost"], status, dof)
+    return kept
 
 
 def quantity_names(what: str | Sequence[str]) -> tuple[str, ...]:

@@ -327,8 +327,8 @@ def _measure_sweep(problem: Problem, _: LinearOperator, settings: MeasureSetting
     """The grid around what SGLD finds; chains, draws and burn-in are those of its points, too."""
     given = settings.sampling
     grid = {name: given[name] for name in ("chains", "draws", "burn_in") if name in given}
-    found = llc(problem, seed=settings.seed, **{**given, "kernel": "sgld"})
-    return sweep(problem, seed=settings.seed, coefficient=found, **grid)
+    coefficient = llc(problem, seed=settings.seed, **{**given, "kernel": "sgld"})
+    return sweep(problem, seed=settings.seed, coefficient=coefficient, **grid)
 
 
 # depth and top are cut to P: a spectrum of depth P, like P eigenpairs, is all there is

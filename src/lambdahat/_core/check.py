@@ -197,8 +197,8 @@ def memory_bytes(memory: Any, least: int = 1) -> int | None:
         return None
     if not isinstance(memory, str):
         return require_count(memory, "memory", least)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", memory)
-    if found is None or found[2] not in _UNITS:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", memory)
+    if match is None or match[2] not in _UNITS:
         expected = 'be a number of bytes or a text such as "4GiB" or "500MB"'
         raise ValueError(message("memory", expected, describe(memory)))
-    return require_count(int(float(found[1]) * _UNITS[found[2]]), "memory", least)
+    return require_count(int(float(match[1]) * _UNITS[match[2]]), "memory", least)

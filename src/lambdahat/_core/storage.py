@@ -82,11 +82,11 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def update_digest(found: Any, tensor: Tensor, headed: bool = True) -> None:
+def update_digest(hasher: Any, tensor: Tensor, headed: bool = True) -> None:
     """Add all bytes of a tensor to a ``hashlib`` object, with ``headed`` after dtype and shape."""
     plain = tensor.detach()
     if headed:
-        found.update(f"{plain.dtype} {tuple(plain.shape)} {plain.layout}".encode())
+        hasher.update(f"{plain.dtype} {tuple(plain.shape)} {plain.layout}".encode())
     if plain.layout == torch.sparse_coo:
         plain = plain.coalesce()
         parts = [plain.indices(), plain.values()]
@@ -95,16 +95,16 @@ def update_digest(found: Any, tensor: Tensor, headed: bool = True) -> None:
     else:
         parts = [torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain]
     for part in parts:
-        found.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        hasher.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
     """A digest of the names, dtypes, shapes and bytes of tensors, on any device."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, tensor in tensors.items():
-        found.update(f"{len(name)} {name} ".encode())
-        update_digest(found, tensor)
-    return found.hexdigest()[:32]
+        hasher.update(f"{len(name)} {name} ".encode())
+        update_digest(hasher, tensor)
+    return hasher.hexdigest()[:32]
 
 
 def seal(document: Mapping[str, Any]) -> dict[str, Any]:

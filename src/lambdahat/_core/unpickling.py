@@ -247,12 +247,12 @@ def read_pickle(data: bytes) -> dict[str, Any]:
             if operation.name == "STOP":
                 break
             machine.step(operation.name, argument)
-        found = machine.stack.pop()
+        result = machine.stack.pop()
     except (IndexError, KeyError) as error:
         raise Refused(f"an operation without what it needs ({type(error).__name__})") from None
-    if type(found) is not dict:
-        raise Refused(f"a {type(found).__name__}")
-    return {_decode(key): _plain(value) for key, value in found.items()}
+    if type(result) is not dict:
+        raise Refused(f"a {type(result).__name__}")
+    return {_decode(key): _plain(value) for key, value in result.items()}
 
 
 def _decode(text: Any) -> Any:

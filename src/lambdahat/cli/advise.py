@@ -36,30 +36,30 @@ def run_advise(
     require_writable(out)
     problem = load_problem(factory, choices, checkpoint)
     with bars(quiet), foreign_output():
-        found = advise(problem, **question)
+        advice = advise(problem, **question)
     if choices.samples is not None:
-        found = replace(found, cautions=(*found.cautions, *mind_samples(found)))
+        advice = replace(advice, cautions=(*advice.cautions, *mind_samples(advice)))
     if out is not None:
-        _write(found, out)
+        _write(advice, out)
     if as_json:
-        print_json(document(found))
+        print_json(document(advice))
     elif not quiet:
-        print(f"{found.headline}\n")
-        print_table(MEASURED, measured(found), headline(found))
+        print(f"{advice.headline}\n")
+        print_table(MEASURED, measured(advice), headline(advice))
         print()
-        print_table(ADVISED, advised(found))
-        print(f"\n{reasons(found)}")
+        print_table(ADVISED, advised(advice))
+        print(f"\n{reasons(advice)}")
         if out is not None:
             print(f"written to {out}")
-    if not found.status.ok:
-        say(f"eigenpairs: {found.status.name}. {found.status.value}")
-    return code_of([found.status])
+    if not advice.status.ok:
+        say(f"eigenpairs: {advice.status.name}. {advice.status.value}")
+    return code_of([advice.status])
 
 
-def mind_samples(found: Advice) -> list[str]:
+def mind_samples(advice: Advice) -> list[str]:
     """Warn if batches are not far smaller than --samples, which the formulas take for all data."""
-    total, cautions = found.levels.population, []
-    for size in (view.batch_size for view in found.levels.views if view.batch_size > NEAR * total):
+    total, cautions = advice.levels.population, []
+    for size in (view.batch_size for view in advice.levels.views if view.batch_size > NEAR * total):
         less = (
             f"{1 / (1 - size / total):.2g} times the noise seen here"
             if size < total
@@ -73,15 +73,15 @@ def mind_samples(found: Advice) -> list[str]:
     return cautions
 
 
-def headline(found: Advice) -> str:
+def headline(advice: Advice) -> str:
     """One line on what was measured."""
-    levels = found.levels
-    return f"{found.rule}: {levels.parameters:,} parameters, {levels.population:,} samples"
+    levels = advice.levels
+    return f"{advice.rule}: {levels.parameters:,} parameters, {levels.population:,} samples"
 
 
-def measured(found: Advice) -> list[tuple[str, str, str]]:
+def measured(advice: Advice) -> list[tuple[str, str, str]]:
     """The numbers behind the advice."""
-    levels, rows = found.levels, []
+    levels, rows = advice.levels, []
     if isinstance(levels, NoiseLevels):
         rows = [
             ("λ₁", value_text(levels.largest), f"the {levels.operator} of all data"),
@@ -112,7 +112,7 @@ def _low_end(levels: NoiseLevels) -> tuple[str, str, str]:
     return "mean λ", value_text(mean), "the ggn of all data, tr/P; none is below 0"
 
 
-def advised(found: Advice) -> list[tuple[str, ...]]:
+def advised(advice: Advice) -> list[tuple[str, ...]]:
     """One row for each recommendation."""
     return [
         (
@@ -121,7 +121,7 @@ def advised(found: Advice) -> list[tuple[str, ...]]:
             _told(each.value),
             _interval(each.value),
         )
-        for each in found.recommendations
+        for each in advice.recommendations
     ]
 
 
@@ -135,18 +135,18 @@ def _interval(value: Estimate) -> str:
     return f"{low:.3g} to {high:.3g}" if low == low else "unknown"
 
 
-def reasons(found: Advice) -> str:
+def reasons(advice: Advice) -> str:
     """Why, one line each, and what to mind."""
     lines = [
         f"{each.name}{f' ({each.batch_size:,})' if each.batch_size else ''}: {each.reason}"
-        for each in found.recommendations
+        for each in advice.recommendations
     ]
-    return "\n".join([*lines, *(f"caution: {caution}" for caution in found.cautions)])
+    return "\n".join([*lines, *(f"caution: {caution}" for caution in advice.cautions)])
 
 
-def document(found: Advice) -> dict[str, Any]:
+def document(advice: Advice) -> dict[str, Any]:
     """Everything for --json."""
-    levels = found.levels
+    levels = advice.levels
     numbers = (
         {}
         if isinstance(levels, BatchLevels)
@@ -169,22 +169,22 @@ def document(found: Advice) -> dict[str, Any]:
         for view in levels.views
     ]
     about = {
-        "optimizer": found.optimizer,
-        "momentum": found.momentum,
-        "learning_rate": found.learning_rate,
+        "optimizer": advice.optimizer,
+        "momentum": advice.momentum,
+        "learning_rate": advice.learning_rate,
         "curvature": levels.operator,
         "parameters": levels.parameters,
         "samples": levels.population,
     }
     return {
-        "headline": found.headline,
+        "headline": advice.headline,
         "about": about,
         "measured": {name: _pair(each) for name, each in numbers.items()},
         "batches": views,
-        "advice": found.table(),
-        "cautions": list(found.cautions),
-        "cost": found.cost,
-        "status": found.status.name,
+        "advice": advice.table(),
+        "cautions": list(advice.cautions),
+        "cost": advice.cost,
+        "status": advice.status.name,
     }
 
 
@@ -192,23 +192,23 @@ def _pair(value: Estimate) -> dict[str, float]:
     return {"value": float(value), "stderr": float(value.stderr)}
 
 
-def _write(found: Advice, folder: Path) -> None:
+def _write(advice: Advice, folder: Path) -> None:
     """``advice.json``, ``table.txt``, ``table.md`` and ``advice.png``."""
-    found.save(folder / "advice.json")
-    title, why = headline(found), reasons(found)
+    advice.save(folder / "advice.json")
+    title, why = headline(advice), reasons(advice)
     plain = [
-        found.headline,
-        text_table(MEASURED, measured(found), title),
-        text_table(ADVISED, advised(found)),
+        advice.headline,
+        text_table(MEASURED, measured(advice), title),
+        text_table(ADVISED, advised(advice)),
         why,
     ]
     marked = [
-        f"{found.headline}\n",
+        f"{advice.headline}\n",
         f"{title}\n",
-        markdown_table(MEASURED, measured(found)),
-        markdown_table(ADVISED, advised(found)),
+        markdown_table(MEASURED, measured(advice)),
+        markdown_table(ADVISED, advised(advice)),
         why,
     ]
     write_atomically(folder / "table.txt", ("\n\n".join(plain) + "\n").encode())
     write_atomically(folder / "table.md", ("\n".join(marked) + "\n").encode())
-    save_figure(plot(found), folder / "advice.png")
+    save_figure(plot(advice), folder / "advice.png")

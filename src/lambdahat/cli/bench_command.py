@@ -63,45 +63,45 @@ def run_bench(
     if record is not None:
         require_alike(describe_run(plan), record)
     with bars(quiet):
-        found = run(plan, only, None if out is None else lambda result: _save(result, out))
-        slower = failures(found) if record is None else regressions(found, record, tolerance)
+        outcome = run(plan, only, None if out is None else lambda result: _save(result, out))
+        slower = failures(outcome) if record is None else regressions(outcome, record, tolerance)
         if slower and record is not None:
-            found = merged(found, run(plan, only))
-            slower = regressions(found, record, tolerance)
+            outcome = merged(outcome, run(plan, only))
+            slower = regressions(outcome, record, tolerance)
     if out is not None:
-        write(found, out)
-    show(found, slower, as_json, quiet)
+        write(outcome, out)
+    show(outcome, slower, as_json, quiet)
     for one in slower:
         say(str(one))
     return NOT_CONVERGED if slower else OK
 
 
-def show(found: BenchResult, slower: Sequence[Regression], as_json: bool, quiet: bool) -> None:
+def show(result: BenchResult, slower: Sequence[Regression], as_json: bool, quiet: bool) -> None:
     """On standard output."""
     if as_json:
         print_json(
             {
-                "about": found.about,
-                "rows": [_document(found, row) for row in found.rows],
+                "about": result.about,
+                "rows": [_document(result, row) for row in result.rows],
                 "regressions": [asdict(one) for one in slower],
             }
         )
     elif not quiet:
-        print_table(HEADER, [as_row(found, row) for row in found.rows], headline(found))
+        print_table(HEADER, [as_row(result, row) for row in result.rows], headline(result))
         print(NOTE)
 
 
-def headline(found: BenchResult) -> str:
+def headline(result: BenchResult) -> str:
     """The machine in a line."""
-    about = found.about
+    about = result.about
     return (
         f"{about['device']} ({about['chip']}), {about['threads']} threads, torch {about['torch']}"
     )
 
 
-def as_row(found: BenchResult, row: BenchRow) -> tuple[str, ...]:
+def as_row(result: BenchResult, row: BenchRow) -> tuple[str, ...]:
     """One row in words."""
-    ratio = "" if row.by in (OURS, UNIT) else number(found.ratio(row))
+    ratio = "" if row.by in (OURS, UNIT) else number(result.ratio(row))
     return (
         row.work,
         row.case,
@@ -124,38 +124,38 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def findings(found: BenchResult) -> list[str]:
+def findings(result: BenchResult) -> list[str]:
     """What needs an explanation: faster peers, and results of ours far from their limit."""
     lines = [
-        f"{row.label} is faster at {row.work} ({row.case}): ours takes {number(found.ratio(row))}"
+        f"{row.label} is faster at {row.work} ({row.case}): ours takes {number(result.ratio(row))}"
         " times as long"
-        for row in found.faster_peers()
+        for row in result.faster_peers()
     ]
     return lines + [
         f"{row.work} ({row.case}) costs {number(row.over_limit)} times the limit,"
         f" {number(row.limit)} × one {row.unit} ({row.limit_why})"
-        for row in found.far_from_limit()
+        for row in result.far_from_limit()
     ]
 
 
-def write(found: BenchResult, folder: Path) -> None:
+def write(result: BenchResult, folder: Path) -> None:
     """``bench.json``, ``table.txt``, ``table.md`` and ``bench.png``."""
-    _save(found, folder)
-    rows = [as_row(found, row) for row in found.rows]
-    text = "\n".join([headline(found), *findings(found), NOTE]) + "\n"
+    _save(result, folder)
+    rows = [as_row(result, row) for row in result.rows]
+    text = "\n".join([headline(result), *findings(result), NOTE]) + "\n"
     write_atomically(folder / "table.txt", f"{text_table(HEADER, rows)}\n{text}".encode())
     write_atomically(folder / "table.md", f"{markdown_table(HEADER, rows)}\n{text}".encode())
-    save_figure(plot(found), folder / "bench.png")
+    save_figure(plot(result), folder / "bench.png")
 
 
-def _save(found: BenchResult, folder: Path) -> None:
+def _save(result: BenchResult, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    found.save(folder / "bench.json")
+    result.save(folder / "bench.json")
 
 
-def _document(found: BenchResult, row: BenchRow) -> dict[str, Any]:
+def _document(result: BenchResult, row: BenchRow) -> dict[str, Any]:
     extra = {
-        "ours_over_it": found.ratio(row),
+        "ours_over_it": result.ratio(row),
         "over_limit": row.over_limit,
         "over_machine": row.over_machine,
     }

@@ -29,10 +29,10 @@ def run_list(as_json: bool) -> int:
     """Every data set, and where its files are."""
     rows = []
     for name, entry in CATALOGUE.items():
-        found = None if entry.bundled else locate(name)
-        where = "bundled" if entry.bundled else "not here" if found is None else str(found.folder)
-        if found is not None and found.missing:
-            where += f" (without {', '.join(found.missing)})"
+        copy = None if entry.bundled else locate(name)
+        where = "bundled" if entry.bundled else "not here" if copy is None else str(copy.folder)
+        if copy is not None and copy.missing:
+            where += f" (without {', '.join(copy.missing)})"
         rows.append((name, entry.counts, entry.description, where))
     if as_json:
         keys = "name", "counts", "description", "where"
@@ -80,14 +80,14 @@ def run_check(names: Sequence[str], folder: Path | None, as_json: bool, quiet: b
             rows.append((name, "right", "bundled"))
             continue
         try:
-            found = check(name, folder)
+            copy = check(name, folder)
         except (ValueError, OSError) as error:
             wrong.append(f"{name}: {one_line(error)}")
             rows.append((name, "missing" if isinstance(error, FileNotFoundError) else "wrong", ""))
         else:
-            rows.append((name, UNPUBLISHED if found.unpublished else "right", str(found.folder)))
-            if found.unpublished:
-                notes.append(f"{name}: {_untold(found.unpublished)}")
+            rows.append((name, UNPUBLISHED if copy.unpublished else "right", str(copy.folder)))
+            if copy.unpublished:
+                notes.append(f"{name}: {_untold(copy.unpublished)}")
     if as_json:
         print_json([dict(zip(("name", "state", "where"), row, strict=True)) for row in rows])
     elif not quiet:

@@ -88,20 +88,20 @@ def run_spectrum(
     documents, rows, statuses = [], [], []
     for one in graphs_of(files, reading, output):
         with bars(output.quiet):
-            found = spectrum(one, moments, probes, seed)
-        write(output, f"spectrum-{one.name}", found)
-        statuses.append(found.status)
+            result = spectrum(one, moments, probes, seed)
+        write(output, f"spectrum-{one.name}", result)
+        statuses.append(result.status)
         about = _about(one)
-        low, middle, high = (float(x) for x in found.density.quantile([0.05, 0.5, 0.95]))
+        low, middle, high = (float(x) for x in result.density.quantile([0.05, 0.5, 0.95]))
         documents.append(
             {
                 **about,
-                "entropy": found.density.entropy(),
+                "entropy": result.density.entropy(),
                 "quantiles": {"0.05": low, "0.5": middle, "0.95": high},
-                "moments": found.moments.values.tolist(),
-                "stderr": found.moments.stderr.tolist(),
-                "products": found.cost,
-                "status": found.status.name,
+                "moments": result.moments.values.tolist(),
+                "stderr": result.moments.stderr.tolist(),
+                "products": result.cost,
+                "status": result.status.name,
             }
         )
         rows.append(
@@ -111,10 +111,10 @@ def run_spectrum(
                 f"{about['edges']:,}",
                 f"{about['components']:,}",
                 f"{about['isolated']:,}",
-                f"{found.density.entropy():.4g}",
+                f"{result.density.entropy():.4g}",
                 f"{low:.3g}, {middle:.3g}, {high:.3g}",
-                f"{found.cost:,}",
-                found.status.name,
+                f"{result.cost:,}",
+                result.status.name,
             )
         )
     header = (
@@ -143,12 +143,12 @@ def run_clusters(
     output: Output,
 ) -> int:
     """The number of clusters of every file."""
-    documents, rows, found = [], [], []
+    documents, rows, results = [], [], []
     for one in graphs_of(files, reading, output):
         with bars(output.quiet):
             result = clusters(one, moments, probes, seed, cut, labels)
         write(output, f"clusters-{one.name}", result)
-        found.append((one.name, result))
+        results.append((one.name, result))
         documents.append({**_about(one), **_clusters_document(one, result)})
         gap = f"{result.gaps[0].low:.3g} … {result.gaps[0].high:.3g}" if result.gaps else ""
         known = math.isfinite(result.cut)
@@ -180,10 +180,10 @@ def run_clusters(
         "status",
     )
     show(output, documents, header, rows)
-    for name, result in found:
+    for name, result in results:
         if not result.status.ok:
             say(f"{name}: {result.status.name}. {result.status.value}")
-    return code_of(result.status for _, result in found)
+    return code_of(result.status for _, result in results)
 
 
 def run_similarity(
@@ -197,19 +197,19 @@ def run_similarity(
     """The divergences between the files' spectra."""
     compared = list(graphs_of(files, reading, output))
     with bars(output.quiet):
-        found = similarity(compared, moments, probes, seed)
-    write(output, "similarity", found)
-    order = found.order()
-    header = ("", *(found.names[i] for i in order))
-    rows = [(found.names[i], *(_divergence(found, i, j) for j in order)) for i in order]
+        result = similarity(compared, moments, probes, seed)
+    write(output, "similarity", result)
+    order = result.order()
+    header = ("", *(result.names[i] for i in order))
+    rows = [(result.names[i], *(_divergence(result, i, j) for j in order)) for i in order]
     document = {
-        "names": found.names,
-        "divergences": found.divergences.tolist(),
-        "stderr": found.stderr.tolist(),
-        "status": found.status.name,
+        "names": result.names,
+        "divergences": result.divergences.tolist(),
+        "stderr": result.stderr.tolist(),
+        "status": result.status.name,
     }
     show(output, document, header, rows, "symmetric KL divergence between spectra")
-    return code_of([found.status])
+    return code_of([result.status])
 
 
 def run_fit(
@@ -228,9 +228,9 @@ def run_fit(
     documents, rows = [], []
     for one in graphs_of(files, reading, output):
         with bars(output.quiet):
-            found = which_model(one, **given) if model is None else fit_model(one, model, **given)
-        write(output, f"fit-{one.name}", found)
-        for fit in found.fits if isinstance(found, ModelChoice) else (found,):
+            result = which_model(one, **given) if model is None else fit_model(one, model, **given)
+        write(output, f"fit-{one.name}", result)
+        for fit in result.fits if isinstance(result, ModelChoice) else (result,):
             documents.append({"name": one.name, **_fit_document(fit)})
             rows.append(
                 (
@@ -278,11 +278,11 @@ def _clusters_document(one: Graph, result: Clusters) -> dict[str, Any]:
     }
 
 
-def _divergence(found: Similarity, i: int, j: int) -> str:
+def _divergence(similarity: Similarity, i: int, j: int) -> str:
     if i == j:
         return "0"
     return value_text(
-        Estimate(float(found.divergences[i, j]), float(found.stderr[i, j]))
+        Estimate(float(similarity.divergences[i, j]), float(similarity.stderr[i, j]))
     ).removesuffix(" (exact)")
 
 

@@ -103,11 +103,11 @@ def run_landscape(
         return _predict(operator, lines, as_json)
     with bars(quiet), foreign_output():
         if lines.towards is None:
-            found = _look(problem, operator, lines, rest)
+            landscapes = _look(problem, operator, lines, rest)
         else:
             end = load_problem(factory, choices, lines.towards, "--towards")
             label = f"towards {lines.towards.name}"
-            found = {
+            landscapes = {
                 "towards": landscape(
                     problem,
                     towards(problem, end),
@@ -122,24 +122,24 @@ def run_landscape(
     if not (as_json or quiet):  # on all ranks, for it may ask for losses
         here = problem.refresh_statistics() if lines.refresh else problem
         with foreign_output():
-            table = [_row(name, result, here, rest) for name, result in found.items()]
+            table = [_row(name, result, here, rest) for name, result in landscapes.items()]
     if rank() == 0:
-        _show(found, table, out, as_json)
-    return code_of(result.status for result in found.values())
+        _show(landscapes, table, out, as_json)
+    return code_of(result.status for result in landscapes.values())
 
 
 def _show(
-    found: dict[str, Landscape], table: list[tuple[str, ...]], out: Path | None, as_json: bool
+    landscapes: dict[str, Landscape], table: list[tuple[str, ...]], out: Path | None, as_json: bool
 ) -> None:
     """Write the lines to the folder and print the document or the table, where there is one."""
     if out is not None:
-        for name, result in found.items():
+        for name, result in landscapes.items():
             result.save(out / f"landscape-{name}.json")
             save_figure(plot(result), out / f"landscape-{name}.png")
     if as_json:
-        print_json({name: _document(result) for name, result in found.items()})
+        print_json({name: _document(result) for name, result in landscapes.items()})
     elif table:
-        held_out = any(result.held_out is not None for result in found.values())
+        held_out = any(result.held_out is not None for result in landscapes.values())
         columns = len(HEADER) if held_out else len(HEADER) - 2
         print_table(HEADER[:columns], [row[:columns] for row in table])
         if out is not None:
@@ -148,8 +148,8 @@ def _show(
 
 def directions(operator: LinearOperator, lines: Lines) -> list[tuple[Direction, str]]:
     """The named directions and labels: Ritz vectors of one Lanczos run, or random ones."""
-    found = _ritz(operator, lines) if lines.ritz else {}
-    return [found[name] if name in RITZ else (name, RANDOM[name]) for name in lines.along]
+    vectors = _ritz(operator, lines) if lines.ritz else {}
+    return [vectors[name] if name in RITZ else (name, RANDOM[name]) for name in lines.along]
 
 
 def _ritz(operator: LinearOperator, lines: Lines) -> dict[str, tuple[Direction, str]]:
@@ -182,10 +182,10 @@ def _look(
         if lines.plane
         else {n: [one] for n, one in zip(lines.along, chosen, strict=True)}
     )
-    found = {}
+    landscapes = {}
     for name, group in groups.items():
         items, labels = [item for item, _ in group], [label for _, label in group]
-        found[name] = landscape(
+        landscapes[name] = landscape(
             problem,
             items,
             lines.distance,
@@ -195,37 +195,37 @@ def _look(
             labels=labels,
             seed=lines.seed,
         )
-    return found
+    return landscapes
 
 
 def _held_out(problem: Problem, data: Any) -> Problem:
     return problem.on(data.batches if isinstance(data, Problem) else data)
 
 
-def _row(name: str, found: Landscape, here: Problem, other: Problem | None) -> tuple[str, ...]:
-    nearest = int(np.abs(found.offsets).argmin())
-    middle = (nearest,) * found.loss.ndim
-    missing = found.offsets[nearest] != 0  # an even number of points has none at the centre
-    centre = here.loss() if missing else found.loss[middle]
-    place = np.unravel_index(int(found.loss.argmin()), found.loss.shape)
-    at = ", ".join(f"{found.offsets[i]:.3g}" for i in place)
+def _row(name: str, landscape: Landscape, here: Problem, other: Problem | None) -> tuple[str, ...]:
+    nearest = int(np.abs(landscape.offsets).argmin())
+    middle = (nearest,) * landscape.loss.ndim
+    missing = landscape.offsets[nearest] != 0  # an even number of points has none at the centre
+    centre = here.loss() if missing else landscape.loss[middle]
+    place = np.unravel_index(int(landscape.loss.argmin()), landscape.loss.shape)
+    at = ", ".join(f"{landscape.offsets[i]:.3g}" for i in place)
     rest = ("", "")
-    if found.held_out is not None and other is not None:
-        held_out = here.on(other.batches).loss() if missing else found.held_out[middle]
-        rest = f"{held_out:.5g}", f"{found.held_out.min():.5g}"
-    bends = ", ".join(f"{bend:.4g}" for bend in found.curvature)
-    return name, bends, f"{centre:.5g}", f"{found.loss.min():.5g}", at, *rest
+    if landscape.held_out is not None and other is not None:
+        held_out = here.on(other.batches).loss() if missing else landscape.held_out[middle]
+        rest = f"{held_out:.5g}", f"{landscape.held_out.min():.5g}"
+    bends = ", ".join(f"{bend:.4g}" for bend in landscape.curvature)
+    return name, bends, f"{centre:.5g}", f"{landscape.loss.min():.5g}", at, *rest
 
 
-def _document(found: Landscape) -> dict[str, Any]:
-    rest = None if found.held_out is None else found.held_out.tolist()
+def _document(landscape: Landscape) -> dict[str, Any]:
+    rest = None if landscape.held_out is None else landscape.held_out.tolist()
     return {
-        "offsets": found.offsets.tolist(),
-        "loss": found.loss.tolist(),
+        "offsets": landscape.offsets.tolist(),
+        "loss": landscape.loss.tolist(),
         "held_out": rest,
-        "labels": found.labels,
-        "curvature": found.curvature,
-        "status": found.status.name,
+        "labels": landscape.labels,
+        "curvature": landscape.curvature,
+        "status": landscape.status.name,
     }
 
 

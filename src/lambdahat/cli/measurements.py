@@ -142,22 +142,22 @@ def run_compare(
 
 def named_checkpoints(words: Sequence[str]) -> dict[str, list[Path]]:
     """The files of each name: of FILE its stem, or what is before the = of NAME=FILE,FILE."""
-    found: dict[str, list[Path]] = {}
+    named: dict[str, list[Path]] = {}
     for word in words:
         name, equals, files = word.partition("=")
         paths = [Path(part) for part in (files if equals else word).split(",") if part]
         name = name if equals else _stem(paths[0]) if paths else ""
-        if not name or not paths or name in found:
+        if not name or not paths or name in named:
             raise InputError(
                 f"CHECKPOINTS must be FILE or NAME=FILE with a name each, got {word!r}"
-                + (f", a second {name!r}; write NAME={word}" if name in found else "")
+                + (f", a second {name!r}; write NAME={word}" if name in named else "")
             )
-        found[name] = paths
-    if len(found) < 2:
+        named[name] = paths
+    if len(named) < 2:
         raise InputError(
-            f"CHECKPOINTS must be two or more, got {len(found)}; for one, use lambdahat measure"
+            f"CHECKPOINTS must be two or more, got {len(named)}; for one, use lambdahat measure"
         )
-    return found
+    return named
 
 
 def _stem(path: Path) -> str:
@@ -183,11 +183,11 @@ def headline(measurement: Measurement) -> str:
     )
 
 
-def coefficient_line(name: str, found: LearningCoefficient) -> str:
+def coefficient_line(name: str, coefficient: LearningCoefficient) -> str:
     """The learning coefficient with its error, what it depends on, and its status."""
     label = "λ̂" if name == "llc" else f"λ̂ ({name})"
-    at = settings_text(number_rows({name: found})[0])
-    return f"{label} = {value_text(found)} at {at} [{found.status.name}]"
+    at = settings_text(number_rows({name: coefficient})[0])
+    return f"{label} = {value_text(coefficient)} at {at} [{coefficient.status.name}]"
 
 
 def show(measurement: Measurement, out: Path | None, as_json: bool, quiet: bool) -> None:

@@ -49,11 +49,11 @@ def known_names(kind: str) -> tuple[str, ...]:
 def names_in_source(kind: str) -> tuple[str, ...]:
     """The names that the source files of a registry give it: dictionary keys and decorators."""
     _, registry, pattern, decorator = REGISTRIES[kind]
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for path in sorted(LIBRARY.glob(pattern)):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            found |= dict.fromkeys(_registered(node, registry, decorator))
-    return tuple(found)
+            names |= dict.fromkeys(_registered(node, registry, decorator))
+    return tuple(names)
 
 
 def _registered(node: ast.AST, registry: str, decorator: str) -> Iterator[str]:
@@ -356,11 +356,11 @@ class SamplingChoices:
 
     def given(self) -> dict[str, Any]:
         """The settings that were given; a temperature that is a number becomes one."""
-        found = {name: value for name, value in asdict(self).items() if value is not None}
+        chosen = {name: value for name, value in asdict(self).items() if value is not None}
         try:
-            return {**found, "nbeta": float(found["nbeta"])}
+            return {**chosen, "nbeta": float(chosen["nbeta"])}
         except (KeyError, ValueError):
-            return found
+            return chosen
 
 
 DATA, STEPS, TRACKING = "Model and data", "Optimisation", "Tracking"

@@ -35,11 +35,11 @@ def table_of(measurement: Measurement) -> tuple[tuple[str, ...], list[tuple[str,
     nβ and γ have columns where a number depends on them, as λ̂ does.
     """
     sampled = {name for name, result in leaves(measurement.results) if isinstance(result, SAMPLED)}
-    found = measurement.table()
+    lines = measurement.table()
     columns = {
         label: name
         for label, name in SETTINGS.items()
-        if any(row.get(name) is not None for row in found)
+        if any(row.get(name) is not None for row in lines)
     }
     rows = [
         (
@@ -49,7 +49,7 @@ def table_of(measurement: Measurement) -> tuple[tuple[str, ...], list[tuple[str,
             f"{row['cost']:,}" + (" gradients" if _base(row["quantity"]) in sampled else ""),
             row["status"],
         )
-        for row in found
+        for row in lines
     ]
     for name, result in leaves(measurement.results):
         if isinstance(result, Estimate) and isinstance(result.value, Tensor):
@@ -60,8 +60,8 @@ def table_of(measurement: Measurement) -> tuple[tuple[str, ...], list[tuple[str,
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """nβ and γ, where there are such: "nβ = 120, γ = 0.25"."""
-    found = [(label, settings.get(name)) for label, name in SETTINGS.items()]
-    return ", ".join(f"{label} = {_setting(value)}" for label, value in found if value is not None)
+    pairs = [(label, settings.get(name)) for label, name in SETTINGS.items()]
+    return ", ".join(f"{label} = {_setting(value)}" for label, value in pairs if value is not None)
 
 
 def _setting(value: float | str | None) -> str:
@@ -89,11 +89,11 @@ def statuses(measurement: Measurement) -> list[Status]:
 
 def remedies(measurement: Measurement) -> list[str]:
     """What to do about each result that has not converged."""
-    found = (
+    statuses = (
         (name, getattr(result, "status", Status.CONVERGED))
         for name, result in leaves(measurement.results)
     )
-    return [f"{name}: {status.name}. {status.value}" for name, status in found if not status.ok]
+    return [f"{name}: {status.name}. {status.value}" for name, status in statuses if not status.ok]
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:

@@ -63,9 +63,9 @@ def list_experiments() -> None:
     A star marks those to be run at ``paper`` scale too.
     """
     header = ("experiment", *(f"cells, {scale}" for scale in SCALES), "what")
-    for paper, found in groupby(published.every(), key=lambda experiment: experiment.paper):
+    for paper, experiments in groupby(published.every(), key=lambda experiment: experiment.paper):
         rows = []
-        for experiment in found:
+        for experiment in experiments:
             counts = [f"{len(experiment.grid(scale)):,}" for scale in SCALES]
             counts[-1] += " *" if experiment.name in published.PAPER_SCALE else ""
             rows.append((experiment.name, *counts, f"{experiment.title} ({experiment.part})"))
@@ -94,12 +94,12 @@ def run_reproduce(names: list[str], choices: ExperimentChoices, as_json: bool, q
         code = max(code, say_errors(store))
         if len(store.rows()) == 0:
             continue
-        found = findings(experiment, store)
-        code = max(code, say_notes(store, found))
-        write_tables(experiment, found, choices.out / f"{experiment.name}-{choices.scale}")
-        documents.append(document(experiment, store, found))
+        outcome = findings(experiment, store)
+        code = max(code, say_notes(store, outcome))
+        write_tables(experiment, outcome, choices.out / f"{experiment.name}-{choices.scale}")
+        documents.append(document(experiment, store, outcome))
         if not (as_json or quiet):
-            show(experiment, choices.scale, found)
+            show(experiment, choices.scale, outcome)
     if any(len(store.rows()) for store in stores_in(choices.out)):
         page = page_of_stores(choices.out, choices.out / "report.html")
         if not (as_json or quiet):
@@ -115,9 +115,9 @@ def run_forecast(names: list[str], choices: ExperimentChoices, as_json: bool, qu
     for experiment in [published.find(name) for name in names]:
         scale, only, device = choices.scale, choices.only, choices.device
         with bars(quiet):
-            found = [*forecast(experiment, choices.out, scale=scale, only=only, device=device)]
-        known = [row for row in found if not math.isnan(row.seconds)]
-        cells = sum(row.cells for row in found)
+            forecasts = [*forecast(experiment, choices.out, scale=scale, only=only, device=device)]
+        known = [row for row in forecasts if not math.isnan(row.seconds)]
+        cells = sum(row.cells for row in forecasts)
         totals = {
             "cells": cells,
             "minutes": math.fsum(row.total for row in known) / 60,
@@ -125,28 +125,28 @@ def run_forecast(names: list[str], choices: ExperimentChoices, as_json: bool, qu
         }
         settings = [
             {**asdict(row), "seconds": None if math.isnan(row.seconds) else row.seconds}
-            for row in found
+            for row in forecasts
         ]
         about = {"experiment": experiment.name, "scale": scale, "device": device}
         documents.append(about | totals | {"settings": settings})
         if not as_json:
-            _show_forecast(experiment, device, found, totals)
+            _show_forecast(experiment, device, forecasts, totals)
     if as_json:
         print_json(documents)
     return OK
 
 
 def _show_forecast(
-    experiment: Experiment, device: str, found: list[CellForecast], totals: dict[str, Any]
+    experiment: Experiment, device: str, forecasts: list[CellForecast], totals: dict[str, Any]
 ) -> None:
     """A line for each setting, named by what differs between them, and the sum."""
-    if not found:
+    if not forecasts:
         print(f"{experiment.name}: no cells are left")
         return
-    names = dict.fromkeys(name for row in found for name in row.setting)
-    varying = [name for name in names if len({str(row.setting.get(name)) for row in found}) > 1]
+    names = dict.fromkeys(name for row in forecasts for name in row.setting)
+    varying = [name for name in names if len({str(row.setting.get(name)) for row in forecasts}) > 1]
     rows = []
-    for row in found:
+    for row in forecasts:
         label = label_of({name: row.setting[name] for name in varying if name in row.setting})
         times = [f"{row.seconds:.3g}", f"{row.total / 60:.3g}"]
         times = ["?", "?"] if math.isnan(row.seconds) else times
@@ -187,17 +187,17 @@ def say_errors(store: Store) -> int:
     return NOT_CONVERGED if errors else OK
 
 
-def say_notes(store: Store, found: Findings) -> int:
+def say_notes(store: Store, outcome: Findings) -> int:
     """What the rows lack, on standard error, and the exit code."""
-    for note in found.notes:
+    for note in outcome.notes:
         say(f"{store.experiment}: {note}")
-    return FAILED if found.faulty else OK
+    return FAILED if outcome.faulty else OK
 
 
-def tables_of(found: Findings) -> list[Table]:
+def tables_of(outcome: Findings) -> list[Table]:
     """The experiment's own tables, and the verdicts as one."""
-    rows = tuple((v.verdict, v.claim, v.cited, v.published, v.evidence) for v in found.verdicts)
-    return [*found.tables, *([Table("Claims", CLAIMS_HEADER, rows)] if rows else [])]
+    rows = tuple((v.verdict, v.claim, v.cited, v.published, v.evidence) for v in outcome.verdicts)
+    return [*outcome.tables, *([Table("Claims", CLAIMS_HEADER, rows)] if rows else [])]
 
 
 def assumptions_text(experiment: Experiment) -> str:
@@ -206,47 +206,47 @@ def assumptions_text(experiment: Experiment) -> str:
     return "\n".join(["Assumed where the text is silent:", *lines])
 
 
-def show(experiment: Experiment, scale: str, found: Findings) -> None:
+def show(experiment: Experiment, scale: str, outcome: Findings) -> None:
     """Tables and assumptions on standard output."""
-    print(f"{experiment.title} ({experiment.paper}, {experiment.part})\n\n{found.progress}\n")
+    print(f"{experiment.title} ({experiment.paper}, {experiment.part})\n\n{outcome.progress}\n")
     if scale == "smoke":
         print(
             "The scale smoke shows that all of it runs; its verdicts say nothing about the paper.\n"
         )
-    for table in tables_of(found):
+    for table in tables_of(outcome):
         print_table(table.header, table.rows, table.title)
         print()
     print(assumptions_text(experiment), end="\n\n")
 
 
-def write_tables(experiment: Experiment, found: Findings, path: Path) -> None:
+def write_tables(experiment: Experiment, outcome: Findings, path: Path) -> None:
     """The same as text and as Markdown."""
-    tables = tables_of(found)
+    tables = tables_of(outcome)
     texts = [text_table(table.header, table.rows, table.title) for table in tables]
     marked = [f"**{each.title}**\n\n{markdown_table(each.header, each.rows)}" for each in tables]
     for suffix, parts in ((".txt", texts), (".md", marked)):
-        text = "\n\n".join([found.progress, *parts, assumptions_text(experiment)]) + "\n"
+        text = "\n\n".join([outcome.progress, *parts, assumptions_text(experiment)]) + "\n"
         write_atomically(path.with_name(path.name + suffix), text.encode())
 
 
-def document(experiment: Experiment, store: Store, found: Findings) -> dict[str, Any]:
+def document(experiment: Experiment, store: Store, outcome: Findings) -> dict[str, Any]:
     """The same for --json."""
     records = [
         {
             "title": table.title,
             "rows": [dict(zip(table.header, row, strict=True)) for row in table.rows],
         }
-        for table in tables_of(found)
+        for table in tables_of(outcome)
     ]
-    count = len(found.tables)
+    count = len(outcome.tables)
     return {
         "experiment": experiment.name,
         "scale": store.scale,
         "about": store.about(),
-        "cells": {"finished": found.done, "all": found.total},
-        "notes": list(found.notes),
+        "cells": {"finished": outcome.done, "all": outcome.total},
+        "notes": list(outcome.notes),
         "tables": records[:count],
-        "claims": records[count]["rows"] if found.verdicts else [],
+        "claims": records[count]["rows"] if outcome.verdicts else [],
         "assumptions": list(experiment.assumptions),
     }
 
@@ -270,15 +270,15 @@ def run_demo(out: Path, seed: int, quiet: bool) -> int:
     code = say_errors(store)
     if len(store.rows()) == 0:
         return code
-    found = findings(experiment, store)
-    code = max(code, say_notes(store, found))
-    write_tables(experiment, found, out / "table")
-    for number, chart in enumerate(found.charts, 1):
+    outcome = findings(experiment, store)
+    code = max(code, say_notes(store, outcome))
+    write_tables(experiment, outcome, out / "table")
+    for number, chart in enumerate(outcome.charts, 1):
         axes: Any = draw(chart)
         save_figure(axes, out / f"figure-{number:02d}.png", dpi=110)
     page = page_of_stores(out, out / "report.html", title="Demonstration")
     if not quiet:
-        show(experiment, DEMO_SCALE, found)
+        show(experiment, DEMO_SCALE, outcome)
         print(f"rows, tables and figures are in {out}; open {page}")
     return code
 

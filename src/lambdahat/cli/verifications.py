@@ -30,29 +30,29 @@ def run_verify(
     """Run the cases, print and write; the exit code."""
     cases = chosen(suite(quick), pattern)
     with bars(quiet):
-        found = verify(cases, seed, quick, out)
-    rows = [as_row(row) for row in found.rows]
+        verification = verify(cases, seed, quick, out)
+    rows = [as_row(row) for row in verification.rows]
     if out is not None:
-        write(found, rows, out)
+        write(verification, rows, out)
     if as_json:
-        print_json({"cases": found.table(), "summary": summary(found)})
+        print_json({"cases": verification.table(), "summary": summary(verification)})
     elif not quiet:
         print_table(HEADER, rows)
-        print(f"{headline(found)}\n{NOTE}")
+        print(f"{headline(verification)}\n{NOTE}")
         if out is not None:
             print(f"written to {out}")
-    for name in found.failed:
+    for name in verification.failed:
         say(f"{name}: fails")
-    return NOT_CONVERGED if found.failed else OK
+    return NOT_CONVERGED if verification.failed else OK
 
 
 def chosen(cases: Sequence[KnownCase], pattern: str) -> list[KnownCase]:
     """The cases whose names a glob matches, whatever their letters' case."""
-    found = [case for case in cases if fnmatch(case.name.casefold(), pattern.casefold())]
-    if not found:
+    matching = [case for case in cases if fnmatch(case.name.casefold(), pattern.casefold())]
+    if not matching:
         names = "; ".join(case.name for case in cases)
         raise InputError(f"--case must match a case, got {pattern!r}; there are: {names}")
-    return found
+    return matching
 
 
 def as_row(row: CheckedCase) -> tuple[str, ...]:
@@ -72,29 +72,30 @@ def as_row(row: CheckedCase) -> tuple[str, ...]:
     )
 
 
-def headline(found: Verification) -> str:
+def headline(verification: Verification) -> str:
     """One line on all cases."""
+    failed = len(verification.failed)
     return (
-        f"{found.covered} of {len(found)} intervals hold the exact value; relative error"
-        f" {found.median_error:.1%} in the median, {found.worst_error:.1%} at worst;"
-        f" {len(found.failed) or 'none'} {'fails' if len(found.failed) == 1 else 'fail'}"
+        f"{verification.covered} of {len(verification)} intervals hold the exact value; relative"
+        f" error {verification.median_error:.1%} in the median, {verification.worst_error:.1%} at"
+        f" worst; {failed or 'none'} {'fails' if failed == 1 else 'fail'}"
     )
 
 
-def summary(found: Verification) -> dict[str, float | int | list[str]]:
+def summary(verification: Verification) -> dict[str, float | int | list[str]]:
     """The same for --json."""
     return {
-        "covered": found.covered,
-        "cases": len(found),
-        "median_error": found.median_error,
-        "worst_error": found.worst_error,
-        "failed": list(found.failed),
+        "covered": verification.covered,
+        "cases": len(verification),
+        "median_error": verification.median_error,
+        "worst_error": verification.worst_error,
+        "failed": list(verification.failed),
     }
 
 
-def write(found: Verification, rows: Sequence[Sequence[str]], folder: Path) -> None:
+def write(verification: Verification, rows: Sequence[Sequence[str]], folder: Path) -> None:
     """``table.txt``, ``table.md`` and ``verification.png``."""
-    text = f"{headline(found)}\n{NOTE}\n"
+    text = f"{headline(verification)}\n{NOTE}\n"
     write_atomically(folder / "table.txt", f"{text_table(HEADER, rows)}\n{text}".encode())
     write_atomically(folder / "table.md", f"{markdown_table(HEADER, rows)}\n{text}".encode())
-    save_figure(plot(found), folder / "verification.png")
+    save_figure(plot(verification), folder / "verification.png")

@@ -160,17 +160,17 @@ def load_text(name: str, folder: str | Path | None = None, verify: bool = True) 
 
 
 def _read(name: str, folder: str | Path | None, verify: bool, **options: Any) -> Split | Text:
-    entry, found = _entry(name), locate(name, folder)
-    if found is None or (found.missing and verify):
-        raise FileNotFoundError(_absence(name, entry, found, folder))
+    entry, copy = _entry(name), locate(name, folder)
+    if copy is None or (copy.missing and verify):
+        raise FileNotFoundError(_absence(name, entry, copy, folder))
     if verify:
-        check(name, found.folder)
-    read = entry.read(found.folder, **options)
+        check(name, copy.folder)
+    read = entry.read(copy.folder, **options)
     train, test = (read.train, read.test) if isinstance(read, Text) else (read[0][0], read[1][0])
     came = len(train), len(test)
     if verify and came != entry.counts:
         raise ValueError(
-            f"{found.folder} must hold {_pair(entry.counts)} samples, got {_pair(came)}; fetch the"
+            f"{copy.folder} must hold {_pair(entry.counts)} samples, got {_pair(came)}; fetch the"
             " data again, or pass verify=False to use a part on purpose"
         )
     return read
@@ -180,10 +180,10 @@ def data_digest(name: str, folder: str | Path | None = None) -> str | None:
     """A digest of a data set's unpacked files or made tensors; None where it is not here."""
     if _entry(name).bundled:
         return _bundled_digest(name)
-    found = locate(name, folder)
-    if found is None:
+    copy = locate(name, folder)
+    if copy is None:
         return None
-    places = {file.name: file.find(found.folder) for file in found.form}
+    places = {file.name: file.find(copy.folder) for file in copy.form}
     lines = [f"{file} {file_digest(path)}" for file, path in places.items() if path is not None]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
@@ -247,12 +247,12 @@ def check(name: str, folder: str | Path | None = None) -> Found:
     Files in ``unpublished`` of the answer are compared by size alone.
     """
     entry = _entry(name)
-    found = locate(name, folder)
-    if found is None or found.missing:
-        raise FileNotFoundError(_absence(name, entry, found, folder))
-    for file in found.form:
-        _verify(file, found.folder)
-    return found
+    copy = locate(name, folder)
+    if copy is None or copy.missing:
+        raise FileNotFoundError(_absence(name, entry, copy, folder))
+    for file in copy.form:
+        _verify(file, copy.folder)
+    return copy
 
 
 def locate(name: str, folder: str | Path | None = None) -> Found | None:
@@ -282,11 +282,11 @@ def _verify(file: File, folder: Path) -> None:
     file.verify(path)
 
 
-def _absence(name: str, entry: DataSet, found: Found | None, folder: str | Path | None) -> str:
+def _absence(name: str, entry: DataSet, copy: Found | None, folder: str | Path | None) -> str:
     cure = f"run `lambdahat data fetch {name}`" if entry.sources else entry.manual
-    if found is not None:
+    if copy is not None:
         return (
-            f"{found.folder} must hold all files of {name}, got none of {', '.join(found.missing)};"
+            f"{copy.folder} must hold all files of {name}, got none of {', '.join(copy.missing)};"
             f" {cure}"
         )
     below = " or ".join(map(str, roots() if folder is None else [folder]))

@@ -293,15 +293,15 @@ def _batches(folder: Path, prefix: str) -> list[Path]:
     pattern = re.compile(rf"{re.escape(prefix)}(\d+)(\.bin)?")
     named = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
     binary = all(match[2] for match, _ in named)
-    found = {int(match[1]): path for match, path in named if bool(match[2]) == binary}
-    wanted = list(range(1, max(found, default=1) + 1))
-    missing = sorted(set(wanted) - set(found))
+    batches = {int(match[1]): path for match, path in named if bool(match[2]) == binary}
+    wanted = list(range(1, max(batches, default=1) + 1))
+    missing = sorted(set(wanted) - set(batches))
     if missing:
         raise FileNotFoundError(
             f"folder must hold {prefix}{missing[0]}, got {folder}; fetch the"
             " data again: lambdahat data fetch"
         )
-    return [found[number] for number in wanted]
+    return [batches[number] for number in wanted]
 
 
 CLASSES = 1000
@@ -365,8 +365,8 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             for path in sorted((self.folder / name).iterdir())
             if path.suffix.lower() in SUFFIXES
         ]
-        found = {label for _, label in self.samples}
-        empty = [name for label, name in enumerate(self.classes) if label not in found]
+        labels = {label for _, label in self.samples}
+        empty = [name for label, name in enumerate(self.classes) if label not in labels]
         if not self.samples or empty:
             raise ValueError(
                 f"folder must hold one folder of pictures for each class, got {self.folder} with"

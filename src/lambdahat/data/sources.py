@@ -101,8 +101,8 @@ def contents(path: Path, size: int | None = None) -> bytes:
 
 def file_digest(path: Path) -> str:
     """A digest of what a file holds, unpacked; a file is read again only after a change."""
-    found = path.stat()
-    return _file_digest(path, found.st_ino, found.st_size, found.st_mtime_ns)
+    state = path.stat()
+    return _file_digest(path, state.st_ino, state.st_size, state.st_mtime_ns)
 
 
 @lru_cache(maxsize=1024)
@@ -168,11 +168,11 @@ def download(url: str, part: Path, timeout: float = 30.0, most: int | None = Non
 def partial_size(part: Path) -> int:
     """The bytes downloaded so far; anything but a plain file in place of ``part`` is removed."""
     try:
-        found = part.lstat()
+        state = part.lstat()
     except FileNotFoundError:
         return 0
-    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-        return found.st_size
+    if stat.S_ISREG(state.st_mode) and state.st_nlink == 1:
+        return state.st_size
     part.unlink()
     return 0
 
@@ -305,17 +305,17 @@ class Debian:
             _run(["dpkg-deb", "-x", str(archive), "unpacked"], scratch)
             for file in files:
                 unpacked = (Path(scratch) / "unpacked").resolve()
-                found = file.find(unpacked / self.inside)
-                if found is None:
+                path = file.find(unpacked / self.inside)
+                if path is None:
                     raise ValueError(
                         f"{self.package} must hold {self.inside}/{file.name}, got a package without"
                         " it"
                     )
-                if found.resolve() != found:
+                if path.resolve() != path:
                     raise ValueError(
                         f"{self.package} must hold {self.inside}/{file.name} as a file, got a link"
                     )
-                _write(contents(found, file.size), file, folder)
+                _write(contents(path, file.size), file, folder)
 
 
 def _run(command: Sequence[str], folder: str) -> None:

@@ -90,8 +90,8 @@ PAPER_SCALE = frozenset(PLACES) - {*CPU_SCALE}
 def find(name: str) -> Experiment:
     """The experiment with this name."""
     module, constant = PLACES[require_choice(name, "experiment", PLACES)]
-    found: Experiment = getattr(import_module(f"lambdahat.experiments.{module}"), constant)
-    return found
+    experiment: Experiment = getattr(import_module(f"lambdahat.experiments.{module}"), constant)
+    return experiment
 
 
 def every() -> list[Experiment]:

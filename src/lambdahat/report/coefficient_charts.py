@@ -374,13 +374,13 @@ def _tangents(curve: CoefficientCurve) -> list[tuple[tuple[float, float], tuple[
     """The two ends of a short piece of the tangent at each point whose slope is known."""
     gaps = np.diff(np.log(curve.grid))
     reach = 0.3 * float(gaps.min()) if gaps.size else 0.3
-    found = []
+    tangents = []
     for place, value, slope in zip(curve.grid, curve.values, curve.slopes, strict=True):
         rise = reach * float(slope)
         if math.isfinite(value + rise):
             left, right = (float(place) * math.exp(sign * reach) for sign in (-1, 1))
-            found.append(((left, float(value) - rise), (right, float(value) + rise)))
-    return found
+            tangents.append(((left, float(value) - rise), (right, float(value) + rise)))
+    return tangents
 
 
 @charts_of.register

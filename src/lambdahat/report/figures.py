@@ -712,8 +712,8 @@ def _forest(comparison: Comparison, quantity: str) -> Chart:
         if seeds > 1
         else f"{INTERVAL} of one problem each"
     )
-    found = [(place, comparison.value(quantity, name)) for place, name in enumerate(names)]
-    series = interval_series(words, found, colour="blue", band=over)
+    estimates = [(place, comparison.value(quantity, name)) for place, name in enumerate(names)]
+    series = interval_series(words, estimates, colour="blue", band=over)
     settings = ", ".join(
         f"{letter} = {comparison.settings[key]:.4g}"
         for letter, key in (("nβ", "nbeta"), ("γ", "localization"))

@@ -177,38 +177,38 @@ class LiveSource(ABC):
 
     def summary(self) -> dict[str, Any]:
         """Name, state, and the time that is left."""
-        found = {"name": self.name, "kind": self.kind, "version": self.version}
-        return {**found, "fault": " ".join(self._faults.values()).strip(), **self._standing()}
+        summary = {"name": self.name, "kind": self.kind, "version": self.version}
+        return {**summary, "fault": " ".join(self._faults.values()).strip(), **self._standing()}
 
     def _read_progress(self) -> None:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             stamp = self._progress_path.stat().st_mtime_ns
             if stamp != self._progress_read:
-                found = json.loads(self._progress_path.read_text(encoding="utf-8"))
-                tasks = found["tasks"].values()
-                if float(found["updated"]) and all(len(task) == 5 for task in tasks):
-                    self._progress, self._progress_read = found, stamp
+                progress = json.loads(self._progress_path.read_text(encoding="utf-8"))
+                tasks = progress["tasks"].values()
+                if float(progress["updated"]) and all(len(task) == 5 for task in tasks):
+                    self._progress, self._progress_read = progress, stamp
 
     def _standing(self) -> dict[str, Any]:
         """How far it is: its state, the task under way, units done and in all, seconds left."""
-        found, now = self._progress, time.time()
+        progress, now = self._progress, time.time()
         tasks = [
             {"task": name, "done": done, "total": total, "note": note, "left": None}
             | (
-                {"left": (float(found["updated"]) - start) * (total - done) / (done - first)}
+                {"left": (float(progress["updated"]) - start) * (total - done) / (done - first)}
                 if total and done > first
                 else {}
             )
-            for name, (start, first, done, total, note) in found.get("tasks", {}).items()
+            for name, (start, first, done, total, note) in progress.get("tasks", {}).items()
         ]
-        age = now - max(float(found.get("updated", 0.0)), self.updated)
+        age = now - max(float(progress.get("updated", 0.0)), self.updated)
         for task in tasks:
             if task["left"] is not None:
                 task["left"] = max(task["left"] - age, 0.0)
         state = "finished" if self.is_complete else ""
-        if found:
-            ended = str(found.get("ended", ""))
-            gone = found.get("host") == host_mark() and not _is_alive(found.get("pid"))
+        if progress:
+            ended = str(progress.get("ended", ""))
+            gone = progress.get("host") == host_mark() and not _is_alive(progress.get("pid"))
             running = "stopped" if gone else "running"
             state = {"": running, "KeyboardInterrupt": "interrupted"}.get(ended, ended)
             if state not in ("running", "stopped", "finished", "interrupted"):
@@ -267,16 +267,16 @@ class RunSource(LiveSource):
         self._last: dict[str, Any] = {}
 
     def look(self) -> bool:
-        found = self.path.stat()
-        self.updated = found.st_mtime
-        if found.st_ino != self._inode or found.st_size < self._offset:  # resumed, or begun anew
+        file = self.path.stat()
+        self.updated = file.st_mtime
+        if file.st_ino != self._inode or file.st_size < self._offset:  # resumed, or begun anew
             self._start()
-            self._inode = found.st_ino
-        if found.st_size == self._offset:
+            self._inode = file.st_ino
+        if file.st_size == self._offset:
             return False
         with open(self.path, "rb") as stream:
             stream.seek(self._offset)
-            blob = stream.read(found.st_size - self._offset)
+            blob = stream.read(file.st_size - self._offset)
         whole = blob[: blob.rfind(b"\n") + 1]  # the last row may be half written
         self._offset += len(whole)
         rows = [row for _, row in parse_rows(whole, self.path)[0]]
@@ -302,7 +302,7 @@ class RunSource(LiveSource):
         ]
 
     def facts(self) -> list[dict[str, str]]:
-        last, found = self._last, []
+        last, facts = self._last, []
         shown = ("loss", "accuracy", "validation_loss", "validation_accuracy", "learning_rate")
         trackers = [key.removesuffix("_status") for key in last if key.endswith("_status")]
         for key in (*shown, *LABELS):
@@ -313,13 +313,13 @@ class RunSource(LiveSource):
             text = _short(value, error if isinstance(error, int | float) else math.nan)
             if key == "edge" and "edge_threshold" in last:
                 text += f" of {last['edge_threshold']:.4g}"
-            found.append(_fact(LABELS.get(key, key.replace("_", " ")), text))
+            facts.append(_fact(LABELS.get(key, key.replace("_", " ")), text))
         for name in trackers:
             status = str(last[f"{name}_status"])
             if status != Status.CONVERGED.name:
                 remedy = "" if is_failure(status) else Status[status].value
-                found.append(_fact(name, "", status, remedy))
-        return found
+                facts.append(_fact(name, "", status, remedy))
+        return facts
 
     @property
     def is_complete(self) -> bool:
@@ -367,8 +367,8 @@ class SweepSource(LiveSource):
         self._reader: threading.Thread | None = None
 
     def look(self) -> bool:
-        found = self.path.stat()
-        self.updated, stamp = found.st_mtime, (found.st_size, found.st_mtime_ns)
+        file = self.path.stat()
+        self.updated, stamp = file.st_mtime, (file.st_size, file.st_mtime_ns)
         new = stamp != self._stamp
         if new:
             self._cells, self._stamp, self._behind = self._store.peek(), stamp, True
@@ -386,10 +386,10 @@ class SweepSource(LiveSource):
         start = time.monotonic()
         try:
             if self._experiment is not None and self._cells:
-                found = findings(self._experiment, self._store)
-                self._note = found.notes[0] if found.notes else ""
+                outcome = findings(self._experiment, self._store)
+                self._note = outcome.notes[0] if outcome.notes else ""
                 self._found = [
-                    (f"{place} {chart.title}", chart) for place, chart in enumerate(found.charts)
+                    (f"{place} {chart.title}", chart) for place, chart in enumerate(outcome.charts)
                 ]
         except Exception as error:  # a store that is damaged
             self._note = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -406,9 +406,9 @@ class SweepSource(LiveSource):
 
     def facts(self) -> list[dict[str, str]]:
         done = [cell for cell in self._cells if cell[2] is not None]
-        found = [_fact("cells", f"{len(done):,} of {len(self._cells):,}")]
+        facts = [_fact("cells", f"{len(done):,} of {len(self._cells):,}")]
         for settings, seconds, _, _ in sorted(done, key=lambda cell: cell[2] or 0.0)[:-4:-1]:
-            found.append(_fact(self._label(settings), f"{seconds or 0.0:.3g} s"))
+            facts.append(_fact(self._label(settings), f"{seconds or 0.0:.3g} s"))
         raised: dict[str, list[str]] = {}  # cells by the last line of their error
         for settings, _, _, error in self._cells:
             if error is not None:
@@ -416,14 +416,14 @@ class SweepSource(LiveSource):
                 raised.setdefault(last, []).append(self._label(settings))
         for error, cells in raised.items():
             name = cells[0] if len(cells) == 1 else counted(len(cells), "cell")
-            found.append(_fact(name, "", "raised", error))
-        return [*found, *([_fact("charts", self._note)] if self._note else [])]
+            facts.append(_fact(name, "", "raised", error))
+        return [*facts, *([_fact("charts", self._note)] if self._note else [])]
 
     def summary(self) -> dict[str, Any]:
         """A sweep that has ended without some cells is not finished."""
-        found = super().summary()
-        ended = found["state"] == "finished" and not self.is_complete
-        return found | ({"state": "incomplete"} if ended else {})
+        summary = super().summary()
+        ended = summary["state"] == "finished" and not self.is_complete
+        return summary | ({"state": "incomplete"} if ended else {})
 
     def _label(self, settings: dict[str, Any]) -> str:
         """A cell by the settings in which cells differ."""
@@ -465,11 +465,11 @@ class MeasurementSource(LiveSource):
         new, self._asked = asked != self._asked, asked
         if not self.path.is_file():
             return new
-        found = self.path.stat()
-        self.updated = found.st_mtime
-        if found.st_mtime_ns == self._stamp:
+        state = self.path.stat()
+        self.updated = state.st_mtime
+        if state.st_mtime_ns == self._stamp:
             return new
-        self._stamp = found.st_mtime_ns
+        self._stamp = state.st_mtime_ns
         for name in json.loads(self.path.read_text(encoding="utf-8"))["seconds"]:
             file = self.path.with_name(f"{name}.json")
             stamp = file.stat().st_mtime_ns
@@ -480,12 +480,12 @@ class MeasurementSource(LiveSource):
         return True
 
     def charts(self) -> list[tuple[str, Chart]]:
-        results = {name: found for name, (_, found) in self._results.items()}
+        results = {name: result for name, (_, result) in self._results.items()}
         charts = [chart for chart in charts_of(results) if not chart.rows]
         return [(f"{place} {chart.title}", chart) for place, chart in enumerate(charts)]
 
     def facts(self) -> list[dict[str, str]]:
-        found, seen = [], set[tuple[str, Status]]()
+        facts, seen = [], set[tuple[str, Status]]()
         for row in Measurement({name: one for name, (_, one) in self._results.items()}).table():
             status, quantity = Status[row["status"]], str(row["quantity"])
             whole = quantity.replace("[", ".").partition(".")[0]
@@ -493,9 +493,9 @@ class MeasurementSource(LiveSource):
             seen.add((whole, status))
             text = _short(row["value"], row["stderr"])
             words = ("", "") if told else (status.name, status.value)
-            found.append(_fact(label_text(quantity), text, *words))
+            facts.append(_fact(label_text(quantity), text, *words))
         left = [name for name in self._asked if name not in self._results]
-        return found + [
+        return facts + [
             _fact(label_text(name), "", "measuring" if place == 0 else "waiting")
             for place, name in enumerate(left)
         ]
@@ -506,10 +506,10 @@ class MeasurementSource(LiveSource):
 
     def summary(self) -> dict[str, Any]:
         """Quantities differ in cost: only that which is measured now can tell the time left."""
-        found = super().summary()
-        for task in found["tasks"][:1]:
+        summary = super().summary()
+        for task in summary["tasks"][:1]:
             task["left"] = None
-        return found
+        return summary
 
 
 class Board:
@@ -595,8 +595,8 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
 def _kind_of(path: Path) -> str:
     """What a JSON file says that it is."""
     with suppress(OSError, ValueError, AttributeError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return str(found.get("kind") or found.get("format"))
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return str(document.get("kind") or document.get("format"))
     return ""
 
 
@@ -635,8 +635,8 @@ class LiveServer(ThreadingHTTPServer):
     def allows(self, host: str) -> bool:
         """Whether a request's ``Host`` is this machine by number, or by the name it was given."""
         try:
-            found = urlsplit(f"//{host}")
-            name, port = (found.hostname or "").lower(), found.port or 80
+            address = urlsplit(f"//{host}")
+            name, port = (address.hostname or "").lower(), address.port or 80
         except ValueError:
             return False
         if port != self.server_port:
@@ -688,8 +688,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
         elif name == "state":
-            found = self.server.board.state(_versions(query.removeprefix("have=")))
-            answer = json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+            state = self.server.board.state(_versions(query.removeprefix("have=")))
+            answer = json.dumps(state, ensure_ascii=False, separators=(",", ":")).encode()
             self._send(answer, "application/json", body=body)
         elif name == "plotly.js":
             self._send(_plotly(), "text/javascript", body=body, packed=True)
@@ -735,12 +735,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _versions(text: str) -> dict[int, int]:
     """What the page has, from "0:17,3:4": the versions of sources."""
-    found = {}
+    versions = {}
     for part in text.split(",") if text else ():
         with suppress(ValueError):
             place, _, version = part.partition(":")
-            found[int(place)] = int(version)
-    return found
+            versions[int(place)] = int(version)
+    return versions
 
 
 @cache

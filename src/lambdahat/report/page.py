@@ -104,17 +104,17 @@ def _environment() -> Environment:
     """The templates with the functions that they call; they escape whatever is put in."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader("lambdahat.report"), autoescape=True, undefined=StrictUndefined
     )
-    found.globals |= {
+    environment.globals |= {
         "marks": MARKS,
         "few": CLAIMS_SHOWN,
         "others": OTHERS,
         "level": f"{100 * LEVEL:.0f}",
     }
-    found.globals |= {"of_papers": PAPERS, "our_own": OWN}
-    found.filters |= {
+    environment.globals |= {"of_papers": PAPERS, "our_own": OWN}
+    environment.filters |= {
         "aligned": aligned,
         "claim_groups": _claim_groups,
         "below": _below,
@@ -132,7 +132,7 @@ def _environment() -> Environment:
         "unbroken": lambda text: text.replace(" ± ", "\u00a0±\u00a0"),
         "verdicts": judged,
     }
-    return found
+    return environment
 
 
 def by_paper(places: Sequence[Place]) -> list[tuple[str, list[Place]]]:
@@ -180,9 +180,9 @@ def _claim_lines(places: Sequence[Place]) -> list[dict[str, Any]]:
 
 def _met(lines: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     """The values of a filter that there are; verdicts in their own order."""
-    found = dict.fromkeys(line[name] for line in lines if line[name])
+    met = dict.fromkeys(line[name] for line in lines if line[name])
     order = [*MARKS, PAPERS, OWN, LARGEST, SMALLER]
-    return sorted(found, key=lambda value: order.index(value) if value in order else -1)
+    return sorted(met, key=lambda value: order.index(value) if value in order else -1)
 
 
 def forest(verdict: Verdict) -> list[dict[str, Any]]:
@@ -235,13 +235,13 @@ def aligned(rows: Iterable[Sequence[Any]]) -> tuple[list[list[str]], list[bool]]
     numeric = []
     for column in columns:
         plain = [cell.replace("\u00a0", " ") for cell in column]
-        found = [NUMBER.fullmatch(cell) for cell in plain]
+        numbers = [NUMBER.fullmatch(cell) for cell in plain]
         empty = [cell in ("", "–", "nan", "inf", "−inf", "not known") for cell in plain]
-        numeric.append(any(found) and all(map(any, zip(found, empty, strict=True))))
+        numeric.append(any(numbers) and all(map(any, zip(numbers, empty, strict=True))))
         if numeric[-1]:
-            tails = [[part or "" for part in each.groups()[1:]] if each else [] for each in found]
+            tails = [[part or "" for part in each.groups()[1:]] if each else [] for each in numbers]
             widths = [max(map(len, parts)) for parts in zip(*filter(None, tails), strict=True)]
-            for place, each in enumerate(found):
+            for place, each in enumerate(numbers):
                 if each:
                     parts = zip(tails[place], widths, strict=True)
                     padded = (part + _blank(part, width) for part, width in parts)
@@ -281,8 +281,8 @@ def _parts(section: Section) -> dict[str, int]:
         "Tables": len(section.tables),
         "Assumptions": len(section.assumptions),
     }
-    found = {text: size for text, size in sizes.items() if size}
-    return found | ({"Run it again": 0} if section.command else {})
+    parts = {text: size for text, size in sizes.items() if size}
+    return parts | ({"Run it again": 0} if section.command else {})
 
 
 def _remedies(section: Section) -> list[str]:
@@ -376,17 +376,17 @@ def _pack(text: str) -> str:
 
 def _identifiers(titles: Sequence[str]) -> list[str]:
     """A distinct name for every section that an address can hold."""
-    found: dict[str, None] = {}
+    identifiers: dict[str, None] = {}
     following: dict[
         str, int
     ] = {}  # the number to try next, so that many of one title do not try all before it
     for title in titles:
         base = name = slug(title)
-        while name in found:
+        while name in identifiers:
             number = following.get(base, 2)
             name, following[base] = f"{base}-{number}", number + 1
-        found[name] = None
-    return list(found)
+        identifiers[name] = None
+    return list(identifiers)
 
 
 def slug(text: str) -> str:
@@ -429,9 +429,9 @@ def page_of_folders(folders: Iterable[str | Path], path: str | Path) -> Path:
     """Write the page of all stores and all saved results in ``folders``."""
     listed = list(folders)
     results = [
-        _section_of(name, found, Path(folder))
+        _section_of(name, result, Path(folder))
         for folder in listed
-        for name, found in named_results(folder).items()
+        for name, result in named_results(folder).items()
     ]
     title = "Measurements" if results else "Reproductions"
     return write_page([*_sections_of_stores(listed, None), *results], path, title)

@@ -70,8 +70,8 @@ def figure_of(chart: Chart) -> dict[str, Any]:
     )
     if not chart.surface:
         data += [trace for number in range(len(chart.series)) for trace in _traces(chart, number)]
-    found = {"data": data, "layout": _layout(chart)}
-    return _flip(found) if chart.horizontal else found
+    figure = {"data": data, "layout": _layout(chart)}
+    return _flip(figure) if chart.horizontal else figure
 
 
 def describe_chart(chart: Chart) -> str:
@@ -262,18 +262,18 @@ def _hollow(trace: Trace, series: Series, colour: str) -> Trace:
     def part(values: Any) -> Any:
         return [values[place] for place in places] if isinstance(values, list) else values
 
-    found = {key: part(value) for key, value in trace.items() if key not in ("fill", "text")}
+    hollow = {key: part(value) for key, value in trace.items() if key not in ("fill", "text")}
     marker = {key: value for key, value in trace["marker"].items() if key != "pattern"}
-    found["marker"] = marker | {"color": "@paper", "line": {"color": colour, "width": 1.8}}
+    hollow["marker"] = marker | {"color": "@paper", "line": {"color": colour, "width": 1.8}}
     if trace["type"] == "scatter":
-        found["mode"] = "markers"
-        found["marker"]["size"] = max(marker["size"], 7)
+        hollow["mode"] = "markers"
+        hollow["marker"]["size"] = max(marker["size"], 7)
     for side in ("error_x", "error_y"):
         if side in trace:
-            found[side] = {key: part(value) for key, value in trace[side].items()}
-    found["hovertext"] = [series.statuses[place] for place in places]
+            hollow[side] = {key: part(value) for key, value in trace[side].items()}
+    hollow["hovertext"] = [series.statuses[place] for place in places]
     told = trace["hovertemplate"].replace("<extra>", " %{hovertext}<extra>")
-    return found | {"hovertemplate": told, "showlegend": False}
+    return hollow | {"hovertemplate": told, "showlegend": False}
 
 
 def _bar(colour: str, turn: int, published: bool) -> dict[str, Any]:
@@ -550,9 +550,9 @@ def _named(chart: Chart, names: Sequence[str]) -> dict[str, Any]:
     texts = ["<br>".join(map(_text, each)) for each in lines]
     if chart.x_names and not _only_names(chart):
         return {"type": "linear", "tickvals": list(range(len(names))), "ticktext": texts}
-    found: dict[str, Any] = {"tickvals": [_text(name) for name in names], "ticktext": texts}
-    found |= {"categoryorder": "array", "categoryarray": found["tickvals"]}
-    return found | ({} if chart.horizontal else {"autotickangles": [0, -40, -90]})
+    ticks: dict[str, Any] = {"tickvals": [_text(name) for name in names], "ticktext": texts}
+    ticks |= {"categoryorder": "array", "categoryarray": ticks["tickvals"]}
+    return ticks | ({} if chart.horizontal else {"autotickangles": [0, -40, -90]})
 
 
 def _marks(chart: Chart) -> tuple[list[Trace], list[Trace]]:

@@ -197,7 +197,7 @@ def tracked_panels(run: Run, aside: set[str]) -> dict[str, list[str]]:
 
 def failed_trackers(run: Run, aside: set[str]) -> dict[str, str]:
     """Why trackers measured nothing at some time, by the label of their panel."""
-    found: dict[str, str] = {}
+    notes: dict[str, str] = {}
     names = dict.fromkeys(key for row in run.history for key in row)
     for name in (key.removesuffix("_status") for key in names if key.endswith("_status")):
         statuses = [row[f"{name}_status"] for row in run.history if f"{name}_status" in row]
@@ -214,8 +214,8 @@ def failed_trackers(run: Run, aside: set[str]) -> dict[str, str]:
                 if len(faults) == len(statuses)
                 else f"{len(faults)} of {len(statuses)} not measured"
             )
-            found[_label(columns or [name], name) + _at_gamma(run, name)] = f"{count}: {faults[-1]}"
-    return found
+            notes[_label(columns or [name], name) + _at_gamma(run, name)] = f"{count}: {faults[-1]}"
+    return notes
 
 
 def _label(columns: list[str], name: str) -> str:
@@ -228,8 +228,8 @@ def _label(columns: list[str], name: str) -> str:
 
 def _at_gamma(run: Run, name: str) -> str:
     """At which localization a quantity was measured, for the label of its panel; often nothing."""
-    found = [row.get(f"{name}_localization") for row in run.history]
-    known = sorted({float(gamma) for gamma in found if gamma is not None and _finite(gamma)})
+    values = [row.get(f"{name}_localization") for row in run.history]
+    known = sorted({float(gamma) for gamma in values if gamma is not None and _finite(gamma)})
     if not known:
         return ""
     span = f"= {known[0]:.3g}" if len(known) == 1 else f"from {known[0]:.3g} to {known[-1]:.3g}"
@@ -320,8 +320,8 @@ def _damping(advice: Advice, levels: NoiseLevels) -> list[Series]:
     series = []
     names = sorted({each.name for each in advice.recommendations if each.name.startswith("least")})
     for name, colour in zip(names, ("blue", "vermilion", "amber"), strict=True):
-        found = _advised(advice, name)
-        size, value = found[0]
+        advised = _advised(advice, name)
+        size, value = advised[0]
         b = levels.view(int(size)).effective
 
         def inverse(at: float, value: Estimate = value, b: float = b) -> Estimate:
@@ -330,7 +330,7 @@ def _damping(advice: Advice, levels: NoiseLevels) -> list[Series]:
         curved = math.isfinite(b) and not name.endswith("overlap")
         if curved:
             series.append(_prediction(levels, inverse, name, colour))
-        series.append(interval_series(name, found, colour=colour, legend=not curved))
+        series.append(interval_series(name, advised, colour=colour, legend=not curved))
     return series
 
 
@@ -357,8 +357,8 @@ def _prediction(
     """A function of the effective batch b over batch sizes, with the band of its 95 % intervals."""
     total = levels.population
     sizes = np.unique(np.geomspace(1, max(total - 1, 1), POINTS).round().astype(int))
-    found = [(int(size), curve(effective_batch(int(size), total))) for size in sizes]
-    return interval_series(name, found, "segments", colour=colour)
+    points = [(int(size), curve(effective_batch(int(size), total))) for size in sizes]
+    return interval_series(name, points, "segments", colour=colour)
 
 
 @charts_of.register

@@ -83,15 +83,15 @@ def in_short(config: Any) -> str:
     Numbers, words and short lists of them are told, those of ``FIRST`` first; what is zero or empty
     is left out.
     """
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for name, value in _scalars(config):
-        values = found.setdefault(name, [])
+        values = settings.setdefault(name, [])
         if (word := _word(value)) not in values:
             values.append(word)
-    order = [name for name in FIRST if name in found] + [
-        name for name in found if name not in FIRST
+    order = [name for name in FIRST if name in settings] + [
+        name for name in settings if name not in FIRST
     ]
-    parts = [f"{name.replace('_', ' ')}: {' / '.join(found[name])}" for name in order]
+    parts = [f"{name.replace('_', ' ')}: {' / '.join(settings[name])}" for name in order]
     return " · ".join([part for part in parts if len(part) <= LONG][:MAX_PARTS])
 
 
@@ -194,8 +194,8 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
         if failed
         else []
     )
-    found = None if experiment is None else findings(experiment, store)
-    done, total = (len(store.finished()),) * 2 if found is None else (found.done, found.total)
+    outcome = None if experiment is None else findings(experiment, store)
+    done, total = (len(store.finished()),) * 2 if outcome is None else (outcome.done, outcome.total)
     facts = {
         "scale": store.scale,
         **{k: v for k, v in about.items() if k not in ("experiment", "scale", "command")},
@@ -211,7 +211,7 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
         about.get("command") or f"lambdahat reproduce {store.experiment} --scale {store.scale}"
     )
     name = f"{store.experiment}-{store.scale}"
-    if experiment is None or found is None:
+    if experiment is None or outcome is None:
         notes.append(
             "This version of lambdahat does not know the experiment: its rows are here, its claims"
             " are not."
@@ -226,7 +226,7 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
             setting=f"{store.scale} scale",
         )
     smoke = store.scale == SCALES[0]
-    lead = None if smoke else headline_claim(found.verdicts)
+    lead = None if smoke else headline_claim(outcome.verdicts)
     config = experiment.scales.get(store.scale)
     facts |= in_full(config)
     return Section(
@@ -234,20 +234,20 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
         about=_purpose(experiment),
         paper=experiment.paper,
         assumptions=experiment.assumptions,
-        notes=(*notes, *found.notes),
+        notes=(*notes, *outcome.notes),
         facts=facts,
         command=command,
         rows=rows,
         name=name,
         setting=f"{store.scale} scale",
         part=experiment.part,
-        verdicts=found.verdicts,
-        charts=_key_first(found.charts, lead),
-        tables=found.tables,
+        verdicts=outcome.verdicts,
+        charts=_key_first(outcome.charts, lead),
+        tables=outcome.tables,
         ran=in_short(config),
         experiment=store.experiment,
         size=SCALES.index(store.scale) if store.scale in SCALES else 0,
-        headline=_answer(found.verdicts, lead, smoke),
+        headline=_answer(outcome.verdicts, lead, smoke),
         lead=lead,
         smoke=smoke,
     )

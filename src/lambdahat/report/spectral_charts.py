@@ -414,11 +414,11 @@ def _(found: Similarity) -> list[Chart]:
     return [Chart(title, "graph", "graph", heat=heat), _tree(found)]
 
 
-def _tree(found: Similarity) -> Chart:
+def _tree(similarity: Similarity) -> Chart:
     """The dendrogram of average linkage; a joint lies at the mean divergence of its branches."""
     from scipy.cluster.hierarchy import dendrogram
 
-    tree = dendrogram(found.tree(), labels=list(found.names), no_plot=True)
+    tree = dendrogram(similarity.tree(), labels=list(similarity.names), no_plot=True)
     heights = [height for joint in tree["dcoord"] for height in joint if height > 0]
     floor = min(heights, default=1.0) / 3  # a logarithmic axis has no zero, where the leaves are
     x: list[float] = []

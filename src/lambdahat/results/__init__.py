@@ -165,9 +165,9 @@ class Spectrum(Result):
         """The same for a smooth function, with what the rounding of the model makes of it in the
         error.
         """
-        found = self.expectation(function, scale)
+        estimate = self.expectation(function, scale)
         if self.rounding == 0 == self.relative_rounding:
-            return found
+            return estimate
         moved = self.rounding + self.relative_rounding * np.abs(self.nodes)
         with np.errstate(all="ignore"):
             changes = [
@@ -180,13 +180,13 @@ class Spectrum(Result):
             * float((self.weights * np.nan_to_num(known, posinf=0.0)).sum())
             / len(self.nodes)
         )
-        total = math.hypot(float(found.stderr), error)
+        total = math.hypot(float(estimate.stderr), error)
         dof = (
-            found.dof
-            if total == 0 or found.stderr == 0
-            else found.dof * (total / float(found.stderr)) ** 4
+            estimate.dof
+            if total == 0 or estimate.stderr == 0
+            else estimate.dof * (total / float(estimate.stderr)) ** 4
         )
-        return dataclasses.replace(found, stderr=total, dof=dof)
+        return dataclasses.replace(estimate, stderr=total, dof=dof)
 
     def moment(self, order: int) -> Estimate:
         """tr(Aᵏ)/P for k = ``order``; an error where it is too large or too small for float64."""
@@ -304,10 +304,10 @@ class Spectrum(Result):
         below = len(alone) if alone.all() else int(np.argmin(alone))
         above = 0 if alone.all() else int(np.argmin(alone[::-1]))
         chosen = [*range(below), *range(len(nodes) - above, len(nodes))]
-        found = [
+        values = [
             Estimate(float(nodes[i]), float(residuals[i]), self.cost, self.status) for i in chosen
         ]
-        return tuple(sorted(found, key=lambda estimate: -abs(float(estimate))))
+        return tuple(sorted(values, key=lambda estimate: -abs(float(estimate))))
 
     def density(
         self,
@@ -587,15 +587,15 @@ class Chains(Result):
         """nβ·(L(w) − L(w*)) of every draw over the whole data."""
         # as many samples may still be others
         whole = bool((self.centre_losses == self.initial_loss).all())
-        found = self.losses if self.full_losses is None and whole else self.full_losses
+        losses = self.losses if self.full_losses is None and whole else self.full_losses
         require(
-            found is not None,
+            losses is not None,
             "full_energies",
             "have losses over the whole data",
             "chains sampled without them",
             'sample with baseline="full" or "both"',
         )
-        return self.nbeta * (np.asarray(found) - self.initial_loss)
+        return self.nbeta * (np.asarray(losses) - self.initial_loss)
 
     def to_arviz(self) -> Any:
         """The draws as an xarray ``DataTree`` with groups posterior and sample_stats, as ArviZ

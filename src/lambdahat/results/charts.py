@@ -134,11 +134,11 @@ class Chart:
                 bands.setdefault(one.band, {}).setdefault(shape, []).append(one.name)
         parts = [self.caption]
         for band, shapes in bands.items():
-            names = list(dict.fromkeys(name for found in shapes.values() for name in found))
+            names = list(dict.fromkeys(name for each in shapes.values() for name in each))
             of = f" of {', '.join(names)}" if len(bands) > 1 and len(names) <= 3 else ""
             parts.append(f"{' and '.join(shapes).capitalize()}{of}: {band}.")
-        found = (one.statuses[place] for one in self.series for place in one.hollow)
-        if statuses := dict.fromkeys(found):
+        each = (one.statuses[place] for one in self.series for place in one.hollow)
+        if statuses := dict.fromkeys(each):
             parts.append(f"Hollow: not converged ({', '.join(statuses)}).")
         return " ".join(filter(None, parts))
 
@@ -190,10 +190,10 @@ def _charts_of_parts(title: str, parts: Mapping[str, Any], status: Status) -> li
         if isinstance(part, np.ndarray | Tensor) or _is_numbers(part):
             charts += _array_charts(name, numpy_of(part))
         elif not is_number(part):
-            found = charts_of(part)
-            charts += [chart.named(name) for chart in found[:1]]
+            drawn = charts_of(part)
+            charts += [chart.named(name) for chart in drawn[:1]]
             charts += [
-                dataclasses.replace(chart, page_only=True).named(name) for chart in found[1:]
+                dataclasses.replace(chart, page_only=True).named(name) for chart in drawn[1:]
             ]
     charts = share_axes(charts)
     return [*charts, *([Chart(with_status(title, status), rows=tuple(rows))] if rows else [])]
@@ -417,14 +417,14 @@ def interval_series(
     name: str, estimates: Iterable[tuple[float, Estimate]], style: str = "points", **look: Any
 ) -> Series:
     """Estimates over their places with their 95 % intervals; hollow where they did not converge."""
-    found = list(estimates)
-    statuses = [each.status.name for _, each in found]
+    listed = list(estimates)
+    statuses = [each.status.name for _, each in listed]
     look = {"band": INTERVAL, "statuses": statuses} | look
-    values = [float(each) for _, each in found]
-    ends = [each.interval() for _, each in found]
+    values = [float(each) for _, each in listed]
+    ends = [each.interval() for _, each in listed]
     above = [float(high) - value for (_, high), value in zip(ends, values, strict=True)]
     below = [value - float(low) for (low, _), value in zip(ends, values, strict=True)]
-    return Series(name, [place for place, _ in found], values, above, style, below=below, **look)
+    return Series(name, [place for place, _ in listed], values, above, style, below=below, **look)
 
 
 def half_width(estimate: Estimate, level: float = 0.95) -> float:

@@ -82,7 +82,7 @@ class Comparison(Result):
     @property
     def status(self) -> Status:
         """That of the first estimate which did not converge."""
-        every = (one for part in self.readings.values() for found in part.values() for one in found)
+        every = (one for part in self.readings.values() for each in part.values() for one in each)
         return next((one.status for one in every if not one.status.ok), Status.CONVERGED)
 
     def value(self, quantity: str, name: str) -> Estimate:
@@ -110,8 +110,8 @@ class Comparison(Result):
         first, *others = self.names
         rows = []
         for quantity, by_name in self.readings.items():
-            found = {name: self.value(quantity, name) for name in by_name}
-            found |= {
+            values = {name: self.value(quantity, name) for name in by_name}
+            values |= {
                 f"{name} − {first}": self.difference(quantity, name, first) for name in others
             }
             rows += [
@@ -123,7 +123,7 @@ class Comparison(Result):
                     "n": len(by_name[first]),
                     "status": estimate.status.name,
                 }
-                for name, estimate in found.items()
+                for name, estimate in values.items()
             ]
         return rows
 
@@ -161,18 +161,18 @@ def _less(one: Estimate, two: Estimate) -> Estimate:
     return Estimate(float(one) - float(two), error, one.cost + two.cost, status, max(dof, 1.0))
 
 
-def _mean(found: Sequence[Estimate]) -> Estimate:
+def _mean(estimates: Sequence[Estimate]) -> Estimate:
     """The mean over problems, its error from the spread between them; one estimate as it is."""
-    if len(found) == 1:
-        only = found[0]
+    if len(estimates) == 1:
+        only = estimates[0]
         return Estimate(only.value, only.stderr, only.cost, only.status, only.dof)
-    values = [float(one) for one in found]
-    status = next((one.status for one in found if not one.status.ok), Status.CONVERGED)
+    values = [float(one) for one in estimates]
+    status = next((one.status for one in estimates if not one.status.ok), Status.CONVERGED)
     error = statistics.stdev(values) / math.sqrt(len(values))
     # the spread of lower bounds, whose errors are infinite, is no error
-    unknown = [float(one.stderr) for one in found if not math.isfinite(float(one.stderr))]
+    unknown = [float(one.stderr) for one in estimates if not math.isfinite(float(one.stderr))]
     error = sum(unknown) if unknown else error
-    cost = sum(one.cost for one in found)
+    cost = sum(one.cost for one in estimates)
     return Estimate(statistics.fmean(values), error, cost, status, len(values) - 1)
 
 
@@ -235,8 +235,8 @@ def html_of(result: Result, fields: Mapping[str, str], picture: bytes) -> str:
         head = _html_row([key.replace("stderr", "standard error") for key in keys], "th", "th")
         body = [_html_row([_cell(key, row[key], name) for key in keys], "th") for row in rows]
         notes = [f"… and {len(rows) - SHOWN} more: see frame()"] if len(rows) > SHOWN else []
-        found = {getattr(result, "status", Status.CONVERGED).name, *(row["status"] for row in rows)}
-        notes += [f"{one.name}: {one.value}" for one in Status if one.name in found and one.value]
+        met = {getattr(result, "status", Status.CONVERGED).name, *(row["status"] for row in rows)}
+        notes += [f"{one.name}: {one.value}" for one in Status if one.name in met and one.value]
         wide = f'<tr><td colspan="{len(keys)}" {LEFT}>{{}}</td></tr>'
         body = body[:SHOWN] + [wide.format(html.escape(note)) for note in notes]
         parts += [f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"]
@@ -321,13 +321,13 @@ def _readings(name: str, result: Any, settings: Mapping[str, Any]) -> Iterator[R
     if isinstance(result, Estimate) and not isinstance(result.value, Tensor):
         yield name, result, settings
         if isinstance(result, LearningCoefficient):
-            found = {"wbic": result.wbic}
+            readings = {"wbic": result.wbic}
             if result.sensitivity is not None:
-                found |= {
+                readings |= {
                     "d/dlnγ": result.sensitivity.localization,
                     "d/dlnnβ": result.sensitivity.nbeta,
                 }
-            for label, part in found.items():
+            for label, part in readings.items():
                 if part is not None and math.isfinite(part.value):
                     told = dataclasses.replace(part, cost=result.cost, status=result.status)
                     yield f"{name}.{label}", told, settings

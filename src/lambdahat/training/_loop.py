@@ -249,15 +249,15 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
 
     Of what a schedule or the optimiser itself moves it is the value at construction.
     """
-    groups, found = optimizer.param_groups, {}
+    groups, settings = optimizer.param_groups, {}
     signatures = (inspect.signature(type(inner)).parameters for inner in chain(optimizer))
     for name in (name for signature in signatures for name in signature):
         if name in groups[0] and name != "params":
             first = optimizer.defaults if name in SCHEDULED_SETTINGS else {}
             values = (first.get(name, group.get(name)) for group in groups)
             pairs = zip(groups, values, strict=True)
-            found[name] = [repr(group.get(f"initial_{name}", value)) for group, value in pairs]
-    return found
+            settings[name] = [repr(group.get(f"initial_{name}", value)) for group, value in pairs]
+    return settings
 
 
 def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -392,11 +392,11 @@ class Trainer:
         covered = self.metrics.covers(state["metrics"])
         return "" if covered else "counts on rows that metrics.jsonl does not hold"
 
-    def _resume(self, found: Checkpoint) -> None:
-        if found.damaged:
-            text = f"{'; '.join(found.damaged)}: resuming from {found.path.name}"
+    def _resume(self, newest: Checkpoint) -> None:
+        if newest.damaged:
+            text = f"{'; '.join(newest.damaged)}: resuming from {newest.path.name}"
             warnings.warn(text, RuntimeWarning, stacklevel=5)
-        state = found.state
+        state = newest.state
         require_same_run(state["settings"], self.about)
         assert self.checkpoints is not None
         self._initial_digest = state["initial"]
@@ -404,7 +404,7 @@ class Trainer:
         places = enumerate(self.stepper.parameters)
         self._initial = [initial[str(i)].to(parameter.device) for i, parameter in places]
         self._load(state)
-        self.checkpoints.forget_after(found.step)  # nothing on disk is changed before all is read
+        self.checkpoints.forget_after(newest.step)  # nothing on disk is changed before all is read
         self.checkpoints.name_best(self.best.row.get("step"))
         self.metrics.cut(state["metrics"])
 

@@ -278,9 +278,9 @@ def LightningTracker(
             self._loaded = dict(state_dict)
 
         def _log(self, trainer: Any, row: Row | None) -> None:
-            found = {} if row is None else numbers(row)
-            for logger in trainer.loggers if found else ():
-                logger.log_metrics(found, step=trainer.global_step)
+            values = {} if row is None else numbers(row)
+            for logger in trainer.loggers if values else ():
+                logger.log_metrics(values, step=trainer.global_step)
 
     return Measuring()
 

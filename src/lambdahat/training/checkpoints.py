@@ -469,15 +469,15 @@ def weights(folder: str | Path, which: str = "last") -> dict[str, Tensor]:
             raise ValueError('which must be "last" for a run without a best checkpoint, got "best"')
         state = read(path)[1]
     else:
-        found = checkpoints.newest()
-        if found is None:
+        newest = checkpoints.newest()
+        if newest is None:
             raise ValueError(
                 f"folder must hold a checkpoint, got {folder} without one; train first"
             )
-        if found.damaged:
-            text = f"{'; '.join(found.damaged)}: taking {found.path.name}"
+        if newest.damaged:
+            text = f"{'; '.join(newest.damaged)}: taking {newest.path.name}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
-        state = found.state
+        state = newest.state
     return dict(state["model"])
 
 

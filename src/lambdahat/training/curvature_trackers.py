@@ -87,14 +87,14 @@ def leading_pairs(
             state.start_again(random_vector(operator, seed, "leading pairs", starts))
             continue
         if spent or broke or settled.look(state, wanted):
-            found = _extract(state, wanted, count, tol)
-            sure = not found.status.ok or state.size == operator.dim
+            pairs = _extract(state, wanted, count, tol)
+            sure = not pairs.status.ok or state.size == operator.dim
             copies = not sure and _copies(state, wanted, count, tol, seed, most)
-            found, left = replace(found, cost=state.products), most - state.products
+            pairs, left = replace(pairs, cost=state.products), most - state.products
             if not copies:
-                return found
+                return pairs
             if left < count:
-                return replace(found, status=Status.NOT_CONVERGED)
+                return replace(pairs, status=Status.NOT_CONVERGED)
             again = eigenpairs(operator, k, which, min(tol, COPIES_TOLERANCE), left, seed=seed)
             return replace(again, cost=again.cost + state.products)
         if state.size == room:
@@ -190,8 +190,8 @@ class TraceTracker(SampledTracker):
         self.max_matvecs = require_count(max_matvecs, "max_matvecs", least=2)
 
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
-        found = trace(hessian(sample), self.tol, max_matvecs=self.max_matvecs, seed=self.seed)
-        return TrackerReading({"trace": found}, found.cost, found.status, found)
+        estimate = trace(hessian(sample), self.tol, max_matvecs=self.max_matvecs, seed=self.seed)
+        return TrackerReading({"trace": estimate}, estimate.cost, estimate.status, estimate)
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         operator = hessian(sample)
@@ -211,22 +211,22 @@ class _WarmTracker(SampledTracker):
 
     def _pairs(self, operator: LinearOperator, k: int = 1, which: str = "largest") -> Eigenpairs:
         limits = {"tol": self.tol, "max_matvecs": self.max_matvecs, "seed": self.seed}
-        found = leading_pairs(operator, k, which, warm=self._vectors, **limits)  # type: ignore[arg-type]
+        pairs = leading_pairs(operator, k, which, warm=self._vectors, **limits)  # type: ignore[arg-type]
         # as it comes back from disk, for sums round by layout
-        self._vectors = found.vectors.contiguous()
-        return found
+        self._vectors = pairs.vectors.contiguous()
+        return pairs
 
     def state_dict(self) -> dict[str, Any]:
         return {"vectors": self._vectors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        found = state["vectors"]
-        if found is not None and (not isinstance(found, Tensor) or found.ndim != 2):
+        vectors = state["vectors"]
+        if vectors is not None and (not isinstance(vectors, Tensor) or vectors.ndim != 2):
             raise ValueError(
-                f"state['vectors'] must be a tensor (P, k), or None, got {describe(found)}; load"
+                f"state['vectors'] must be a tensor (P, k), or None, got {describe(vectors)}; load"
                 " what state_dict gave"
             )
-        self._vectors = found
+        self._vectors = vectors
 
 
 @register("degeneracy")
@@ -252,14 +252,14 @@ class SpectrumTracker(_WarmTracker):
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         operator = hessian(sample)
         ends = self._pairs(operator, 1, "both")
-        found = spectrum(operator, min(self.depth, operator.dim), seed=self.seed)
+        density = spectrum(operator, min(self.depth, operator.dim), seed=self.seed)
         (largest, _), *_, (smallest, _) = ends
-        parts = (largest, smallest, found.trace, found.degeneracy(), found.negative_mass)
+        parts = (largest, smallest, density.trace, density.degeneracy(), density.negative_mass)
         values = dict(zip(self.columns[::2], parts, strict=True))
-        cost, shares = ends.cost + found.cost, found.weights / len(found.weights)
-        pairs = zip(found.nodes.flat, shares.flat, strict=True)
+        cost, shares = ends.cost + density.cost, density.weights / len(density.weights)
+        pairs = zip(density.nodes.flat, shares.flat, strict=True)
         nodes = [[float(f"{part:.6g}") for part in pair] for pair in pairs]
-        return TrackerReading(values, cost, ends.status, found, distributions={"spectrum": nodes})
+        return TrackerReading(values, cost, ends.status, density, distributions={"spectrum": nodes})
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         depth, dim = min(self.depth, sample.num_parameters), sample.num_parameters

@@ -164,8 +164,8 @@ class StackedDescent:
                 gradients = [torch.addcmul(gradient, _wide(decay, p), p) for gradient, p in pairs]
         factors = [torch.ones_like(lr)] * len(gradients)
         if self._natural:
-            found = natural_gradients(self._fishers, gradients, self._rule(), now)
-            gradients, factors = found.tensors, list(found.factors.split(len(lr)))
+            directions = natural_gradients(self._fishers, gradients, self._rule(), now)
+            gradients, factors = directions.tensors, list(directions.factors.split(len(lr)))
         self._move(gradients, factors, lr)
 
     def _move(self, gradients: list[Tensor], factors: list[Tensor], lr: Tensor) -> None:
@@ -366,13 +366,13 @@ def _members(seeds: Any, values: dict[str, Any]) -> tuple[tuple[int, ...], dict[
             f"seeds must be a sequence of at least one seed, got {describe(seeds)}; such as"
             " range(10)"
         )
-    found = tuple(require_count(seed, "seeds", least=0) for seed in seeds)
+    members_seeds = tuple(require_count(seed, "seeds", least=0) for seed in seeds)
     lengths = {name: len(value) for name, value in values.items() if isinstance(value, tuple)}
-    members = max([len(found), *lengths.values()])
-    found = found * members if len(found) == 1 else found
-    if len(found) != members:
+    members = max([len(members_seeds), *lengths.values()])
+    members_seeds = members_seeds * members if len(members_seeds) == 1 else members_seeds
+    if len(members_seeds) != members:
         raise ValueError(
-            f"seeds must be one or {members}, as many as there are values, got {len(found)}"
+            f"seeds must be one or {members}, as many as there are values, got {len(members_seeds)}"
         )
     for name, length in lengths.items():
         if length != members:
@@ -386,7 +386,7 @@ def _members(seeds: Any, values: dict[str, Any]) -> tuple[tuple[int, ...], dict[
             number = "be a number, or one for each member"
             require_type(own.get(name, 0.0), numbers.Real, name, number)
         require_settings({**DEFAULTS["ngd"], **own})
-    return found, values
+    return members_seeds, values
 
 
 def _build(

@@ -188,22 +188,22 @@ class Metrics:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         kept = self._jsonl.read_bytes()[:length] if length else b""
-        found, damaged = parse_rows(kept, self._jsonl)
+        lines, damaged = parse_rows(kept, self._jsonl)
         if kept and not kept.endswith(b"\n"):
             damaged.append(f"{self._jsonl} is damaged: its last row is not whole")
-        self._go_on(found, damaged)
+        self._go_on(lines, damaged)
 
     def keep_steps(self, upto: int | None = None) -> None:
         """Continue after the rows on disk, up to step ``upto``; damaged rows are dropped."""
-        found, damaged = parse_rows(self._jsonl.read_bytes(), self._jsonl)
-        self._go_on([pair for pair in found if upto is None or pair[1]["step"] <= upto], damaged)
+        lines, damaged = parse_rows(self._jsonl.read_bytes(), self._jsonl)
+        self._go_on([pair for pair in lines if upto is None or pair[1]["step"] <= upto], damaged)
 
-    def _go_on(self, found: list[tuple[bytes, Row]], damaged: list[str]) -> None:
+    def _go_on(self, lines: list[tuple[bytes, Row]], damaged: list[str]) -> None:
         if damaged:
             text = f"{'; '.join(damaged)}: these rows are left out"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        write_atomically(self._jsonl, b"".join(line + b"\n" for line, _ in found))
-        self.rows = [row for _, row in found]
+        write_atomically(self._jsonl, b"".join(line + b"\n" for line, _ in lines))
+        self.rows = [row for _, row in lines]
         self._columns = []
         self._rewrite_csv()
 
@@ -241,7 +241,7 @@ def read_rows(path: str | Path) -> list[Row]:
 
 def parse_rows(blob: bytes, path: Path) -> tuple[list[tuple[bytes, Row]], list[str]]:
     """The whole lines with their rows, and what is wrong with those that are damaged."""
-    found, damaged = [], []
+    lines, damaged = [], []
     for number, line in enumerate(blob.split(b"\n")[:-1], start=1):
         place = f"{path}, line {number},"
         try:
@@ -254,8 +254,8 @@ def parse_rows(blob: bytes, path: Path) -> tuple[list[tuple[bytes, Row]], list[s
             damaged.append(f"{place} is damaged: it is not JSON ({error})")
         else:
             pairs = row.items()
-            found.append((line, {key: math.nan if v is None else v for key, v in pairs}))
-    return found, damaged
+            lines.append((line, {key: math.nan if v is None else v for key, v in pairs}))
+    return lines, damaged
 
 
 def _scalars(row: Row) -> list[str]:

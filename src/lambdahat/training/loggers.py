@@ -50,12 +50,12 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 def histograms(values: Mapping[str, Any]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The distributions among the values, each as the mass (n,) and the edges (n + 1,) of bins."""
-    found = {}
+    bins = {}
     for key, pairs in values.items():
         if isinstance(pairs, list | tuple) and len(pairs):
             places, weights = np.array(pairs, float).T
-            found[key] = np.histogram(places, BINS, weights=weights)
-    return found
+            bins[key] = np.histogram(places, BINS, weights=weights)
+    return bins
 
 
 LOGGERS: dict[str, type[Any]] = {}
@@ -188,7 +188,7 @@ class WandBLogger:
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Log the row's values."""
         spectra = {
-            name: self._histogram(np_histogram=found) for name, found in histograms(values).items()
+            name: self._histogram(np_histogram=bins) for name, bins in histograms(values).items()
         }
         self._run.log({**numbers(values), **texts(values), **spectra}, step=step)
 
@@ -237,8 +237,8 @@ class MLflowLogger:
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Log the row's numbers and statuses."""
         now = int(1000 * time.time())
-        found = numbers(values).items()
-        metrics = [self._metric(_key(name), value, now, step) for name, value in found]
+        scalars = numbers(values).items()
+        metrics = [self._metric(_key(name), value, now, step) for name, value in scalars]
         tags = [self._tag(_key(name), text) for name, text in texts(values).items()]
         self._client.log_batch(self._id, metrics=metrics, tags=tags)
 

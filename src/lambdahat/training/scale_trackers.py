@@ -105,14 +105,14 @@ class VarianceTracker(SampledTracker):
         self.probes = require_count(probes, "probes", 2, cure=cure)
 
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
-        found = variance(sample, self.probes, self.seed)
+        variances = variance(sample, self.probes, self.seed)
         values: dict[str, float | Estimate] = {
-            "variance_gradient": found.gradient_variance,
-            "variance_hessian": found.hessian_variance,
+            "variance_gradient": variances.gradient_variance,
+            "variance_hessian": variances.hessian_variance,
         }
-        if found.ggn_variance is not None:
-            values["variance_ggn"] = found.ggn_variance
-        return TrackerReading(values, found.cost, found.status, found)
+        if variances.ggn_variance is not None:
+            values["variance_ggn"] = variances.ggn_variance
+        return TrackerReading(values, variances.cost, variances.status, variances)
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         each = 1 if sample.loss_function is None else 2

@@ -234,10 +234,10 @@ class _Form:
         if live:
             self.sums[3] = self._norm(live)
 
-    def _add(self, found: tuple[Tensor | None, ...]) -> None:
+    def _add(self, gradients: tuple[Tensor | None, ...]) -> None:
         fresh: list[tuple[Tensor, Tensor]] = []
         more: list[tuple[Tensor, Tensor]] = []
-        for index, gradient in enumerate(found):
+        for index, gradient in enumerate(gradients):
             if gradient is not None:
                 (more if self.used[index] else fresh).append((self.gradients[index], gradient))
                 self.used[index] = True
@@ -375,8 +375,8 @@ class Stepper:
                     self._observe(inner, step)
             total = sum(batch.size for batch in group)
             graphs: list[list[Tensor | None]] = []
-            found = None if self.recorded is None else self.recorded(group)
-            if found is None:
+            replayed = None if self.recorded is None else self.recorded(group)
+            if replayed is None:
                 self.optimizer.zero_grad(set_to_none=True)
                 sums, graphs = self._differentiate(group, total)
             grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
@@ -385,7 +385,7 @@ class Stepper:
                     "the loss must depend on the optimiser's parameters, got one whose gradients"
                     " are all None"
                 )
-            sums, norm = (sums, joint_norm(grads)) if found is None else found
+            sums, norm = (sums, joint_norm(grads)) if replayed is None else replayed
             product = BatchProduct(self.parameters, graphs) if self._double else None
             for rule in self.regularizers:
                 rule.add_to(self.parameters, product, step)

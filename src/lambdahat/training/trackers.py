@@ -147,9 +147,9 @@ class SampledTracker(ABC):
             require_problem(problem)
             with _apart(problem):
                 reading = self._read(self.sample_of(problem), optimizer)
-            found = _flat(reading.values)
-            row.update({**found, **reading.settings, **reading.distributions})
-            lost = not any(math.isfinite(value) for value in found.values())
+            flat = _flat(reading.values)
+            row.update({**flat, **reading.settings, **reading.distributions})
+            lost = not any(math.isfinite(value) for value in flat.values())
             cost, status = reading.cost, NOT_FINITE if lost else reading.status.name
             if self.keep and self.folder is not None and reading.result is not None:
                 reading.result.save(self.folder / f"{self.name}-{step:08d}.json")
@@ -283,11 +283,11 @@ def make_trackers(names: str | Sequence[str], **common: Any) -> list[SampledTrac
         raise ValueError(
             f"names must name at least one tracker, got none; choose from {', '.join(TRACKERS)}"
         )
-    found: dict[str, SampledTracker] = {}
+    trackers: dict[str, SampledTracker] = {}
     for part in parts:
         tracker = make_tracker(part, **common)
-        found.setdefault(tracker.name, tracker)
-    return list(found.values())
+        trackers.setdefault(tracker.name, tracker)
+    return list(trackers.values())
 
 
 def _settings_of(kind: type[SampledTracker]) -> tuple[str, ...]:

@@ -298,12 +298,12 @@ class Trained:
 
 def image_task(cell: Cell, device: str, start: int | None = None) -> AveragedTask:
     """A cell's network on its part of the data; ``start`` seeds the weights."""
-    found = training.images(cell, device)
+    data = training.images(cell, device)
     seed = cell["seed"] if start is None else start
-    model = network(cell["network"], found.shape, found.classes, seed)
+    model = network(cell["network"], data.shape, data.classes, seed)
     training.on_device(model, device)
-    problem = Problem(model, "cross_entropy", found.training, batch_size=JUDGED)
-    return AveragedTask(model, problem, problem.on(found.held_out, JUDGED).batches)
+    problem = Problem(model, "cross_entropy", data.training, batch_size=JUDGED)
+    return AveragedTask(model, problem, problem.on(data.held_out, JUDGED).batches)
 
 
 def training_of(cell: Cell) -> str:

@@ -79,8 +79,8 @@ def quadratic_row(cell: Cell) -> Row:
     start = torch.randn(size, generator=rng, dtype=torch.float64)
     quadratic = NoisyQuadratic(curvatures.numpy(), RATE, 1.0, start.numpy())
     final, average = quadratic.final(STEPS), quadratic.average(STEPS)
-    found = quadratic.simulate(STEPS, replicas=1, seed=derived_seed(seed, "run", size) % 2**31)
-    last, mean = (found.final**2).sum(), (found.average**2).sum()
+    paths = quadratic.simulate(STEPS, replicas=1, seed=derived_seed(seed, "run", size) % 2**31)
+    last, mean = (paths.final**2).sum(), (paths.average**2).sum()
     return {
         "kind": "end",
         "final": float(last),
@@ -99,7 +99,7 @@ def gains(rows: Rows) -> Rows:
     for name, part in rows.where(subject="network").groups("network"):
         sgd, swa, other = (part.where(optimizer=each).paired("accuracy") for each in OPTIMIZERS)
         own = part.where(optimizer=OPTIMIZERS[1:]).paired("own gain")
-        means = [kit.mean_of(list(found.values())).value for found in (swa, other)]
+        means = [kit.mean_of(list(accuracies.values())).value for accuracies in (swa, other)]
         best, ahead = ("SWA", swa) if means[0] >= means[1] else ("GadamX", other)
         common = {"network": name, "parameters": part[0]["parameters"], "best": best}
         out += [
@@ -173,9 +173,9 @@ def slopes(rows: Rows, column: str, statistic: Statistic = _slope) -> Reading:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Gains by width, and the quadratic by dimension."""
-    ends, found, made = rows.where(subject="network"), gains(rows), rows.where(subject="quadratic")
+    ends, gained, made = rows.where(subject="network"), gains(rows), rows.where(subject="quadratic")
     lines = []
-    for name, part in found.groups("network"):
+    for name, part in gained.groups("network"):
         each = [ends.where(network=name, optimizer=optimizer) for optimizer in OPTIMIZERS]
         accuracies = (str(kit.over_seeds(run, "accuracy")) for run in each)
         lines.append((name, f"{part[0]['parameters']:,}", *accuracies, *kit.means(part, *GAINS)))
@@ -189,8 +189,8 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Gain over P beside the printed one, and the quadratic's distances over P."""
-    found, made = gains(rows), rows.where(subject="quadratic")
-    series = [kit.curve(words, found, column, "parameters") for column, words in GAINS.items()]
+    gained, made = gains(rows), rows.where(subject="quadratic")
+    series = [kit.curve(words, gained, column, "parameters") for column, words in GAINS.items()]
     places, heights = zip(*PRINTED.values(), strict=True)
     label = "best average over SGD, thesis"
     series.append(Series(label, list(places), list(heights), style="points", published=True))

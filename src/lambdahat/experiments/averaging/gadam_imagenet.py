@@ -251,10 +251,10 @@ def stand_in(ends: Rows, wanted: str) -> str:
 
 def rising(epochs: Rows) -> Reading:
     """The rank correlation of accuracy and epoch, network by network and seed by seed."""
-    found = []
+    correlations = []
     for _, part in epochs.groups("network", "seed"):
-        found.append(kit.correlation(part.values("epoch"), part.values("accuracy")).value)
-    return kit.mean_of(found)
+        correlations.append(kit.correlation(part.values("epoch"), part.values("accuracy")).value)
+    return kit.mean_of(correlations)
 
 
 def printed_of(network: str) -> dict[str, dict[str, tuple[float, float]]]:

@@ -94,9 +94,9 @@ def claims(rows: Rows) -> Iterator[Claim]:
         printed: the printed variance of the {{kind}} is that of simulated ones, within {MARGIN:g}
           decades | §7.5 | its formula | within {MARGIN:g} of 0 | decades
     """)
-    found, exact = rows.where(kind="simulated"), rows.where(kind="exact")
-    last, early = found.where(steps=max(found.values("steps"))), found.where(steps=WINDOWS)
-    late = found.where(steps=sorted(found.distinct("steps"))[-3:])
+    runs, exact = rows.where(kind="simulated"), rows.where(kind="exact")
+    last, early = runs.where(steps=max(runs.values("steps"))), runs.where(steps=WINDOWS)
+    late = runs.where(steps=sorted(runs.distinct("steps"))[-3:])
     end = exact.where(steps=max(exact.values("steps")))
     printed = math.log10((1 - DECAY) / (1 + DECAY))
     yield claim("matching", _exponent(rows, "matching rate"))
@@ -131,23 +131,23 @@ def _exponent(rows: Rows, column: str) -> Reading:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Simulated variances beside the printed ones."""
-    found = rows.where(kind="simulated")
+    runs = rows.where(kind="simulated")
     columns = {
         f"{name} {what}": f"{words}, {what}"
         for name, words in KINDS.items()
         for what in ("variance", "printed", "bias")
     }
-    lines = kit.mean_lines(found, "steps", *columns, label="{:,}")
-    title = f"α = {RATE:g}, ρ = {DECAY:g}, {found[0]['size']} curvatures from 0.1 to 1"
+    lines = kit.mean_lines(runs, "steps", *columns, label="{:,}")
+    title = f"α = {RATE:g}, ρ = {DECAY:g}, {runs[0]['size']} curvatures from 0.1 to 1"
     yield kit.table(title, ("steps", *columns.values()), lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Loss and variance over the steps, and the rate of Theorem 19."""
-    found = rows.where(kind="simulated")
+    runs = rows.where(kind="simulated")
     for title, what in (("Loss", "loss"), ("Noise", "variance")):
         kinds = {words: f"{name} {what}" for name, words in KINDS.items()}
-        series = [kit.curve(words, found, column, "steps") for words, column in kinds.items()]
+        series = [kit.curve(words, runs, column, "steps") for words, column in kinds.items()]
         yield Chart(title, "steps", what, tuple(series), x_log=True, y_log=True, source="§7.5")
     rates = (kit.curve("rate", rows, "matching rate", "steps"),)
     title = "The rate at which the last iterate matches the average"

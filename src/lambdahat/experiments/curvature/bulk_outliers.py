@@ -53,15 +53,15 @@ def run(cell: Cell, device: str) -> list[Row]:
     """One row of a matrix, or two of a network: half-way through training and at the end."""
     if cell["part"] == "matrix":
         return [_matrix_row(cell, device)]
-    model, found = training.model_and_images(cell, device)
+    model, data = training.model_and_images(cell, device)
     # images that were not trained on stand for the true loss
-    swapped = training.Images(found.held_out, found.training, found.classes)
-    problem, other = (training.curvature_problem(model, part, cell) for part in (found, swapped))
+    swapped = training.Images(data.held_out, data.training, data.classes)
+    problem, other = (training.curvature_problem(model, part, cell) for part in (data, swapped))
     watch = training.Watch(lambda: _reading(problem, other, cell), max(1, cell["epochs"] // 2))
-    training.train_by_sgd(model, found, cell, DECAY, [watch])
+    training.train_by_sgd(model, data, cell, DECAY, [watch])
     last = watch.rows[-1]["epoch"]
-    watch.rows[-1] |= training.final_row(model, found)
-    return [{**row, "last": row["epoch"] == last, "classes": found.classes} for row in watch.rows]
+    watch.rows[-1] |= training.final_row(model, data)
+    return [{**row, "last": row["epoch"] == last, "classes": data.classes} for row in watch.rows]
 
 
 def _matrix_row(cell: Cell, device: str) -> Row:
@@ -172,8 +172,8 @@ def tables(rows: Rows) -> Iterator[Table]:
     first, lines = matrices[0], list[tuple[str, ...]]()
     for place, spike in enumerate(SPIKES):
         line = [f"{spike:g}"]
-        for told, found in (("told values", "values"), ("told", "overlaps")):
-            ours = kit.mean_of([row[found][place] for row in matrices])
+        for told, measured in (("told values", "values"), ("told", "overlaps")):
+            ours = kit.mean_of([row[measured][place] for row in matrices])
             line += [f"{first[told][place]:.4g}", str(ours)]
         lines.append(tuple(line))
     header = ("spike", "eigenvalue told", "found", "squared cosine told", "found")

@@ -186,10 +186,10 @@ def cells(config: SuiteScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Train; then a row per spectrum, one for the diagonal, one per line of the landscape."""
-    model, found = training.model_and_images(cell, device)
-    training.train_by_sgd(model, found, cell, DECAY)
-    problem = training.curvature_problem(model, found, cell)
-    common = {"parameters": problem.num_parameters, **training.final_row(model, found)}
+    model, data = training.model_and_images(cell, device)
+    training.train_by_sgd(model, data, cell, DECAY)
+    problem = training.curvature_problem(model, data, cell)
+    common = {"parameters": problem.num_parameters, **training.final_row(model, data)}
     rows, shapes = [], {}
     for name, make in CURVATURES.items():
         for probe in range(PROBES if name == "hessian" else 1):
@@ -203,7 +203,7 @@ def run(cell: Cell, device: str) -> list[Row]:
             if probe == 0:
                 shapes[name] = shape
             if (name, probe) == ("hessian", 0):
-                rows += _lines(problem, found, steps)
+                rows += _lines(problem, data, steps)
             del steps  # a basis of VGG-16 takes 6 GB
     rows.append({"kind": "diagonal", **_diagonal_row(problem, shapes["ggn"], cell["seed"])})
     return rows
@@ -243,12 +243,12 @@ def _diagonal_row(problem: Problem, shape: Spectrum, seed: int) -> Row:
     }
 
 
-def _lines(problem: Problem, found: training.Images, steps: Lanczos) -> list[Row]:
+def _lines(problem: Problem, data: training.Images, steps: Lanczos) -> list[Row]:
     """Both losses along the Ritz vectors of the largest, the smallest and the smallest |θ|."""
     values, rows = steps.ritz()[0], []
     places = values.argmax(), values.argmin(), values.abs().argmin()
     for name, place in zip(DIRECTIONS, map(int, places), strict=True):
-        line = landscape(problem, ritz_vector(steps, place), 1.0, POINTS, found.held_out)
+        line = landscape(problem, ritz_vector(steps, place), 1.0, POINTS, data.held_out)
         assert line.held_out is not None
         row = {"kind": "line", "direction": name, "value": float(values[place])}
         losses = {"train": _fine(line.loss), "test": _fine(line.held_out)}

@@ -44,12 +44,12 @@ def cells(config: DirectionScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Train; then the rates of every optimiser at that point, one row each: R of Eq. 6.1."""
-    model, found = training.model_and_images(cell, device)
+    model, data = training.model_and_images(cell, device)
     seed = cell["seed"]
     # Adam, as Padam at p = ½: its second moments are what the rates come from
     adam = Padam(model.parameters(), RATE, p=POWERS[0], amsgrad=False)
-    training.train(Problem(model, "cross_entropy", found.training), cell, adam)
-    problem = training.curvature_problem(model, found, cell)
+    training.train(Problem(model, "cross_entropy", data.training), cell, adam)
+    problem = training.curvature_problem(model, data, cell)
     pairs = eigenpairs(hessian(problem), SHARP, tol=1e-3, seed=seed)
     rows: list[Row] = []
 

@@ -95,14 +95,14 @@ class TheoremScale:
 
 def cells(config: TheoremScale) -> list[Cell]:
     """The table; then, by seed, convergence at each ratio, the shift, two spectra's top pairs."""
-    found: list[Cell] = [{"part": "table"}]
+    grid: list[Cell] = [{"part": "table"}]
     base = {"size": config.size, "steps": config.steps}
     for seed in range(config.seeds):
         convergence = {"part": "convergence", "size": config.size, "seed": seed}
-        found += kit.grid(convergence, ratio=PRINTED)
-        found.append({"part": "shift", **base, "seed": seed})
-        found += kit.grid({"part": "top", **base, "seed": seed}, spectrum=SPECTRA)
-    return found
+        grid += kit.grid(convergence, ratio=PRINTED)
+        grid.append({"part": "shift", **base, "seed": seed})
+        grid += kit.grid({"part": "top", **base, "seed": seed}, spectrum=SPECTRA)
+    return grid
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -138,7 +138,7 @@ def _convergence(cell: Cell, device: str) -> list[Row]:
             ("Lanczos", largest, lanczos_bound(exact, overlap, depth)),
             ("power", quotient, power_bound(exact, overlap, depth - 1)),
         ):
-            error, limit = (max((top - found) / top, ROUNDING) for found in (value, bound))
+            error, limit = (max((top - estimate) / top, ROUNDING) for estimate in (value, bound))
             rows.append({"depth": depth, "method": name, "error": error, "bound": limit})
     return rows
 

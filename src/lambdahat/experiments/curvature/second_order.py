@@ -44,13 +44,13 @@ def _make_optimizer(model: nn.Module, cell: Cell) -> Optimizer:
     return LanczosNewton(weights, rate, damping, cell["pairs"], **settings)
 
 
-def train(model: nn.Module, found: training.Images, cell: Cell) -> Run | None:
+def train(model: nn.Module, data: training.Images, cell: Cell) -> Run | None:
     """``fit`` by the cell's optimiser, in place; None if KFAC's factors became singular."""
-    problem = Problem(model, "cross_entropy", found.training)
+    problem = Problem(model, "cross_entropy", data.training)
     optimizer = _make_optimizer(model, cell)
     schedule = SCHEDULES[cell["schedule"]](optimizer, cell["epochs"])
     try:
-        return training.train(problem, cell, optimizer, schedule, found.held_out)
+        return training.train(problem, cell, optimizer, schedule, data.held_out)
     except (RuntimeError, ValueError) as error:
         if any(word in str(error) for word in ("finite", "cholesky", "linalg")):
             return None
@@ -91,10 +91,10 @@ def end_row(run: Run | None, rows: list[Row], epochs: int, classes: int) -> Row:
     return {**last, "epoch": epochs, "best error": best, "diverged": wrong}
 
 
-def sharpness(model: nn.Module, found: training.Images, cell: Cell) -> float:
+def sharpness(model: nn.Module, data: training.Images, cell: Cell) -> float:
     """λ₁ of the Hessian over ``samples`` training images; NaN where it is not finite."""
     try:
-        curvature = hessian(training.curvature_problem(model, found, cell))
+        curvature = hessian(training.curvature_problem(model, data, cell))
         pairs = eigenpairs(curvature, 1, tol=SHARPNESS_TOLERANCE, seed=cell["seed"])
     except (ValueError, RuntimeError, ArithmeticError):
         return math.nan
@@ -129,12 +129,12 @@ def damped_cells(config: DampedScale) -> list[Cell]:
 
 def damped_run(cell: Cell, device: str) -> list[Row]:
     """Rows of some epochs, and one for the end with λ₁."""
-    model, found = training.model_and_images(cell, device)
-    history = train(model, found, cell)
-    rows = epoch_rows(history, found.classes)
-    end = end_row(history, rows, cell["epochs"], found.classes)
+    model, data = training.model_and_images(cell, device)
+    history = train(model, data, cell)
+    rows = epoch_rows(history, data.classes)
+    end = end_row(history, rows, cell["epochs"], data.classes)
     if cell["samples"] and not end["diverged"]:
-        end["largest"] = sharpness(model, found, cell)
+        end["largest"] = sharpness(model, data, cell)
     return [*({"kind": "epoch", **row} for row in thin(rows)), {"kind": "end", **end}]
 
 
@@ -181,10 +181,10 @@ def cells(config: OrderScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for every epoch, and one for the whole with the mean training error along the way."""
-    model, found = training.model_and_images(cell, device)
-    history = train(model, found, cell)
-    rows = epoch_rows(history, found.classes)
-    end = end_row(history, rows, cell["epochs"], found.classes)
+    model, data = training.model_and_images(cell, device)
+    history = train(model, data, cell)
+    rows = epoch_rows(history, data.classes)
+    end = end_row(history, rows, cell["epochs"], data.classes)
     missing = cell["epochs"] - len(rows)
     along = sum(row["training error"] for row in rows) + missing * end["training error"]
     kept = [{"kind": "epoch", **row} for row in rows]

@@ -54,7 +54,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     # of all that keep the sample's eigenvectors
     best = np.einsum("ji,jk,ki->i", vectors, truth, vectors)
     estimates = {"sample": sample, "linear": shrunk, "oracle": vectors * best @ vectors.T}
-    row = {name: float(np.linalg.norm(found - truth)) for name, found in estimates.items()}
+    row = {name: float(np.linalg.norm(estimate - truth)) for name, estimate in estimates.items()}
     row |= {"weight": weight, **_steps(truth, values, vectors, rng)}
     return [row | {"identity": _identity(values)}]
 
@@ -99,11 +99,11 @@ def _steps(truth: Array, values: Array, vectors: Array, rng: np.random.Generator
 
 def _identity(values: Array) -> float:
     """The largest relative difference of 1/(λ + δ) and 1/(κ(βλ + 1 − β)), Eq. 6.5."""
-    found = []
+    errors = []
     for damping in DAMPINGS:
         kappa, beta = damping_as_shrinkage(float(damping))
-        found.append(np.abs((values + damping) / (kappa * (beta * values + 1 - beta)) - 1).max())
-    return float(max(found))
+        errors.append(np.abs((values + damping) / (kappa * (beta * values + 1 - beta)) - 1).max())
+    return float(max(errors))
 
 
 def claims(rows: Rows) -> Iterator[Claim]:

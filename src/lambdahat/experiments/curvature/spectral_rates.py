@@ -56,12 +56,12 @@ class SpectralRates:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row per epoch: error of the iterate and of the average, rate and momentum."""
-    model, found = training.model_and_images(cell, device)
-    problem = Problem(model, "cross_entropy", found.training)
+    model, data = training.model_and_images(cell, device)
+    problem = Problem(model, "cross_entropy", data.training)
     optimizer, schedule = _optimizer(model, cell)
-    given = cell, optimizer, schedule, found.held_out, [SpectralRates()]
+    given = cell, optimizer, schedule, data.held_out, [SpectralRates()]
     history = training.train(problem, *given)
-    return _rows(history, cell["epochs"], 100 * (1 - 1 / found.classes))
+    return _rows(history, cell["epochs"], 100 * (1 - 1 / data.classes))
 
 
 def _optimizer(model: nn.Module, cell: Cell) -> tuple[Optimizer, Any]:

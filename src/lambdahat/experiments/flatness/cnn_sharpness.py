@@ -31,11 +31,11 @@ SHARPNESS = ("largest", "frobenius")
 FROBENIUS = "The paper's Frobenius norm is read as tr(H²)/P."
 
 
-def modes_rows(model: nn.Module, found: training.Images, cell: Cell) -> list[Row]:
+def modes_rows(model: nn.Module, data: training.Images, cell: Cell) -> list[Row]:
     """A row for each mode of the batch norm: how well the network does, and its Hessian there."""
-    quality, out = training.final_row(model, found), []
+    quality, out = training.final_row(model, data), []
     for mode in training.modes_of(model):
-        problem = training.curvature_problem(model, found, cell, mode)
+        problem = training.curvature_problem(model, data, cell, mode)
         out.append({"mode": mode, **quality, **training.hessian_row(problem, cell)})
     return out
 
@@ -111,9 +111,9 @@ def decay_cells(scale: CnnDecayScale) -> list[Cell]:
 
 def decay_run(cell: Cell, device: str) -> list[Row]:
     """A row for each mode of the batch norm."""
-    model, found = training.model_and_images(cell, device)
-    training.train_by_sgd(model, found, cell, cell["decay"])
-    rows = modes_rows(model, found, cell)
+    model, data = training.model_and_images(cell, device)
+    training.train_by_sgd(model, data, cell, cell["decay"])
+    rows = modes_rows(model, data, cell)
     return [{**row, "excess": row["validation loss"] - row["loss"]} for row in rows]
 
 
@@ -273,18 +273,18 @@ def gadam_cells(scale: GadamSharpnessScale) -> list[Cell]:
 
 def gadam_run(cell: Cell, device: str) -> list[Row]:
     """A row per epoch, then one per mode of the batch norm; Gadam's are those of its average."""
-    model, found = training.model_and_images(cell, device)
+    model, data = training.model_and_images(cell, device)
     if cell["optimizer"] == "SGD":
-        history = training.train_by_sgd(model, found, {**cell, "rate": SGD_RATE}, SGD_DECAY)
+        history = training.train_by_sgd(model, data, {**cell, "rate": SGD_RATE}, SGD_DECAY)
     else:
         # AdamW with the schedule of Eq. 13, its iterates averaged once per epoch
-        x = found.training[0]
+        x = data.training[0]
         steps = math.ceil(len(x) / cell["batch"])
         first = max(1, round(AVERAGED_FROM * cell["epochs"]))
         when = {"average_start": first * steps, "average_every": steps}
         optimizer = Gadam(model.parameters(), GADAM_RATE, weight_decay=GADAM_DECAY, **when)
         schedule = averaging_decay(optimizer, cell["epochs"], first)
-        history = training.train(found.problem(model), cell, optimizer, schedule, found.held_out)
+        history = training.train(data.problem(model), cell, optimizer, schedule, data.held_out)
         batches = [part for part in x.split(cell["batch"]) if len(part) > 1]
         with torch.no_grad():
             model = optimizer.averaged_model(model, batches)
@@ -292,7 +292,7 @@ def gadam_run(cell: Cell, device: str) -> list[Row]:
         {"mode": "", "epoch": row["epoch"], "accuracy": 100 * row["validation_accuracy"]}
         for row in history.epochs
     ]
-    return rows + modes_rows(model, found, cell)
+    return rows + modes_rows(model, data, cell)
 
 
 def gadam_claims(rows: Rows) -> Iterator[Claim]:
@@ -343,8 +343,8 @@ def gadam_tables(rows: Rows) -> Iterator[Table]:
         printed = _printed(part)
         lines = lines_of(*(part.where(optimizer=name) for name in OPTIMIZERS))
         words = [printed[column, mode][2] if column in SHARPNESS else "" for column in NAMES]
-        found = tuple((*line, word) for line, word in zip(lines, words, strict=True))
-        yield kit.table(_title(part, mode), ("", *OPTIMIZERS, "ratio", "paper"), found)
+        labelled = tuple((*line, word) for line, word in zip(lines, words, strict=True))
+        yield kit.table(_title(part, mode), ("", *OPTIMIZERS, "ratio", "paper"), labelled)
 
 
 def gadam_charts(rows: Rows) -> Iterator[Chart]:

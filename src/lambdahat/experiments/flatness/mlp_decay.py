@@ -55,8 +55,8 @@ def cells(config: MlpDecayScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row per epoch, with λ₁ and tr(H²)/P at some of them, and the spectrum in the last."""
-    model, found = training.model_and_images(cell, device)
-    problem = training.curvature_problem(model, found, cell)
+    model, data = training.model_and_images(cell, device)
+    problem = training.curvature_problem(model, data, cell)
 
     def sharpness() -> Row:
         curvature = hessian(problem)
@@ -64,7 +64,7 @@ def run(cell: Cell, device: str) -> list[Row]:
         return {"largest": float(top.values[0]), **training.mean_square(curvature, cell["seed"])}
 
     watch = training.Watch(sharpness, max(1, cell["epochs"] // cell["points"]))
-    history = training.train_by_sgd(model, found, cell, cell["decay"], [watch]).epochs
+    history = training.train_by_sgd(model, data, cell, cell["decay"], [watch]).epochs
     sharp = {row["epoch"]: row for row in watch.rows}
     rows = [
         {name: row[name] for name in ("epoch", "loss", "norm")}
@@ -73,7 +73,7 @@ def run(cell: Cell, device: str) -> list[Row]:
         | sharp.get(row["epoch"], {})
         for row in history
     ]
-    end = {**training.final_row(model, found), **training.hessian_row(problem, cell)}
+    end = {**training.final_row(model, data), **training.hessian_row(problem, cell)}
     rows[-1] |= {"last": True, **end}
     return rows
 

@@ -73,10 +73,10 @@ def cells(config: RankDegeneracyScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Rows at the start and along the training, for each curvature and mode of the batch norm."""
-    model, found = training.model_and_images(cell, device)
+    model, data = training.model_and_images(cell, device)
     modes = training.modes_of(model)
-    problems = {mode: training.curvature_problem(model, found, cell, mode) for mode in modes}
-    bound = claimed_bound(problems["eval"], model, math.prod(found.shape), found.classes)
+    problems = {mode: training.curvature_problem(model, data, cell, mode) for mode in modes}
+    bound = claimed_bound(problems["eval"], model, math.prod(data.shape), data.classes)
 
     def look() -> Row:
         readings = [
@@ -88,8 +88,8 @@ def run(cell: Cell, device: str) -> list[Row]:
 
     watch = training.Watch(look, max(1, cell["epochs"] // cell["points"]))
     watch.measure(problems["eval"])
-    training.train_by_sgd(model, found, cell, DECAY, [watch])
-    accuracy, last = training.loss_and_accuracy(model, found.held_out)[1], watch.rows[-1]["epoch"]
+    training.train_by_sgd(model, data, cell, DECAY, [watch])
+    accuracy, last = training.loss_and_accuracy(model, data.held_out)[1], watch.rows[-1]["epoch"]
     size = problems["eval"].num_parameters
     common = {"bound": bound, "parameters": size, "final accuracy": accuracy}
     return [

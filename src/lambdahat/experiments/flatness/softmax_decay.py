@@ -55,8 +55,8 @@ def cells(config: SoftmaxDecayScale) -> list[Cell]:
     main = kit.settings_of(config, "seeds", "together", "others")
     seeds, step = list(range(config.seeds)), config.together
     groups = [seeds[first : first + step] for first in range(0, config.seeds, step)]
-    found = [{"variant": MAIN, **main, "seeds": group} for group in groups]
-    return found + [
+    grid = [{"variant": MAIN, **main, "seeds": group} for group in groups]
+    return grid + [
         {"variant": f"{name} {value}", **main, name: value, "seeds": [0]}
         for name, value in config.others
     ]
@@ -193,8 +193,8 @@ def tables(rows: Rows) -> Iterator[Table]:
 def _one_vector(rows: Rows) -> str:
     """The mean eigenvalue by a single Lanczos run, vᵀHv: its range over the seeds."""
     pairs = [zip(row["nodes"], row["weights"], strict=True) for row in rows]
-    found = [math.fsum(node * weight for node, weight in pair) for pair in pairs]
-    return f"{min(found):.3g} … {max(found):.3g}"
+    traces = [math.fsum(node * weight for node, weight in pair) for pair in pairs]
+    return f"{min(traces):.3g} … {max(traces):.3g}"
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

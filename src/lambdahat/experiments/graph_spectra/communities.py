@@ -97,9 +97,9 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
             shown, counts = printed if tail else {}, []
             for order in orders:
                 values = part.where(moments=order).values("found")
-                found = [value for value in values if math.isfinite(value)]
+                finite = [value for value in values if math.isfinite(value)]
                 theirs = f" [{shown[order]:,.0f}]" if order in shown else ""
-                counts.append(f"{kit.mean_of(found) if found else 'no gap'}{theirs}")
+                counts.append(f"{kit.mean_of(finite) if finite else 'no gap'}{theirs}")
             first = part[0]
             size, parts = f"{first['size']:,}", f"{first['components']:,}"
             lines.append((f"{name}: {first['data']}", size, parts, *counts))

@@ -26,10 +26,10 @@ def cells(
     and two single edges, of which there is nothing to draw.
     """
     kinds = [(REGULAR, degree) for degree in degrees] + [(ER, 8), (BA, 8)]
-    found = [{"graph": PAIR, "degree": 1, "nodes": 2, "seed": 0}]
+    grid = [{"graph": PAIR, "degree": 1, "nodes": 2, "seed": 0}]
     for kind, degree in kinds:
-        found += kit.grid({"graph": kind, "degree": degree, "nodes": nodes}, seed=range(seeds))
-    return found
+        grid += kit.grid({"graph": kind, "degree": degree, "nodes": nodes}, seed=range(seeds))
+    return grid
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -68,13 +68,13 @@ def _cluster(cell: Cell, part: int) -> nx.Graph:
     raise RuntimeError(f"no connected {cell['graph']} cluster of {count} nodes in 100 draws")
 
 
-def _eigenvalues(found: Graph) -> Array:
-    return np.asarray(np.linalg.eigvalsh(np.eye(len(found)) - found.normalized().toarray()))
+def _eigenvalues(graph: Graph) -> Array:
+    return np.asarray(np.linalg.eigvalsh(np.eye(len(graph)) - graph.normalized().toarray()))
 
 
-def _printed_bound(found: Graph, first: int, second: int) -> float:
+def _printed_bound(graph: Graph, first: int, second: int) -> float:
     """Eq. 3.13 at its word, without the factors 1/2d of its proof."""
-    degrees, normal = found.degrees, found.normalized()
+    degrees, normal = graph.degrees, graph.normalized()
     shares = [float(normal[node].sum()) for node in (first, second)]  # Σ_g 1/√(d_i·d_g)
     return float(abs(sum(shares) - 2 / np.sqrt(degrees[first] * degrees[second])))
 

@@ -63,15 +63,15 @@ def cells(
     """
     base, (first, second, third) = {"probes": probes}, map(range, seeds)
     own = {**base, "kind": "planted", "orders": [steps]}
-    found = kit.grid(own, clusters=planted, links=links, seed=first)
+    grid = kit.grid(own, clusters=planted, links=links, seed=first)
     curve = {**base, "kind": "curve", "orders": list(moments)}
     for name, nodes, clusters, sizes in mixed:
         made = {"graph": name, "nodes": nodes, "clusters": clusters, "sizes": sizes}
-        found += kit.grid({**curve, **made}, seed=second)
+        grid += kit.grid({**curve, **made}, seed=second)
     real = {**curve, "nodes": small}
-    found += kit.grid(real, graph=("Email", "NetScience"), seed=third)
+    grid += kit.grid(real, graph=("Email", "NetScience"), seed=third)
     near = {"kind": "eigenvalues", "graph": "Email", "order": max(moments), "nodes": small}
-    return [*found, {**base, **near, "seed": 0}]
+    return [*grid, {**base, **near, "seed": 0}]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -100,10 +100,10 @@ def _near_zero(graph: Graph, data: str, cell: Cell) -> Row:
     """The smallest eigenvalues, and the entropic density up to twice the first minimum."""
     values = eigenvalues(graph)
     density = fit(plain_moments(graph, cell["order"], cell["probes"], cell["seed"]), tol=TOLERANCE)
-    (found, cut), (gap, wide) = first_count(density, len(graph)), gap_count(density, graph)
+    (count, cut), (gap, wide) = first_count(density, len(graph)), gap_count(density, graph)
     places = np.linspace(1e-6, 2 * max(cut, PRINTED_CUT), 120)
     below = int((values <= cut).sum())
-    counted = {"found": found, "cut": cut, "below": below, "gap found": gap, "gap cut": wide}
+    counted = {"found": count, "cut": cut, "below": below, "gap found": gap, "gap cut": wide}
     shown = {"smallest": values[:SHOWN], "places": places, "density": density.evaluate(places)}
     curves = {name: kit.short(numbers) for name, numbers in shown.items()}
     return {"data": data, "size": len(graph), **counted, **curves}
@@ -276,8 +276,8 @@ def _log_mean(label: str, rows: Rows, x: str) -> kit.Series:
     groups = sorted(rows.groups(x), key=lambda group: group[0])
     errors = [[v for v in part.values("error") if math.isfinite(v)] for _, part in groups]
     means = [
-        10 ** kit.mean_of([math.log10(v) for v in found]).value if found else None
-        for found in errors
+        10 ** kit.mean_of([math.log10(v) for v in error]).value if error else None
+        for error in errors
     ]
     return kit.Series(label, [place for place, _ in groups], means)
 

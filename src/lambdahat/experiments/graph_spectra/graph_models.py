@@ -42,11 +42,11 @@ def cells(
     ``draws`` and ``moments`` are those of both; ``youtube`` of 0 nodes is the real graph itself.
     """
     base = {"kind": "parameter", "moments": moments[0], "draws": draws[0]}
-    found = kit.grid(base, model=PRINTED, size=sizes, seed=range(seeds))
+    grid = kit.grid(base, model=PRINTED, size=sizes, seed=range(seeds))
     base = {"kind": "type", "moments": moments[1], "draws": draws[1], "size": model_size}
     for name, nodes in ((LARGE_BA, large), (YOUTUBE, youtube)):
-        found += kit.grid({**base, "graph": name, "nodes": nodes}, seed=range(type_seeds))
-    return found
+        grid += kit.grid({**base, "graph": name, "nodes": nodes}, seed=range(type_seeds))
+    return grid
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -57,8 +57,8 @@ def run(cell: Cell, device: str) -> list[Row]:
         model = Model(cell["model"], cell["size"], NEIGHBOURS if cell["model"] == WS else 0)
         graph = model.draw(truth, derived_seed(cell["seed"], "target"))
         near = model.neighbours or None
-        found = fit_model(graph, cell["model"], *settings, neighbours=near, seed=cell["seed"])
-        value, error = float(found), float(found.stderr)
+        fit = fit_model(graph, cell["model"], *settings, neighbours=near, seed=cell["seed"])
+        value, error = float(fit), float(fit.stderr)
         return [{"truth": truth, "found": value, "stderr": error, "share": value / truth}]
     if cell["graph"] == LARGE_BA:
         seed = derived_seed(cell["seed"], "large graph")

@@ -73,8 +73,8 @@ def real_graph(name: str, nodes: int = 0) -> tuple[Graph, str]:
     for file in () if nodes else subject.files:
         path = outside_file("graphs", file)
         if path is not None:
-            found, named = graph(path), file == subject.files[0]
-            return (found, file) if named else largest_component(found, file, subject.part)
+            whole, named = graph(path), file == subject.files[0]
+            return (whole, file) if named else largest_component(whole, file, subject.part)
     made = STAND_INS[subject.kind](nodes or NODES, derived_seed(0, "stand-in", name) % 2**32)
     return made, f"made {subject.kind} graph"
 
@@ -203,8 +203,8 @@ def density_counts(density: MaxentDensity, graph: Graph) -> Iterator[Row]:
     """The counts of an entropic density at its widest gap and at its first minimum."""
     order = len(density.coefficients) - 1
     both = {EGS: gap_count(density, graph), FIRST: first_count(density, len(graph))}
-    for method, (found, cut) in both.items():
-        yield {"method": method, "moments": order, "found": found, "cut": cut}
+    for method, (count, cut) in both.items():
+        yield {"method": method, "moments": order, "found": count, "cut": cut}
 
 
 def plain_moments(graph: Graph, count: int, probes: int, seed: int) -> Moments:

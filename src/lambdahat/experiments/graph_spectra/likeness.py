@@ -34,12 +34,12 @@ def cells(seeds: int, moments: int = 100, nodes: int = 0) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """The divergence of every two graphs, its error over the probes, and its noise floor."""
-    found = {name: real_graph(name, cell["nodes"]) for name in (*COLLABORATIONS, *ROADS, *SOCIAL)}
-    named = [Graph(graph.adjacency, graph.names, name) for name, (graph, _) in found.items()]
+    graphs = {name: real_graph(name, cell["nodes"]) for name in (*COLLABORATIONS, *ROADS, *SOCIAL)}
+    named = [Graph(graph.adjacency, graph.names, name) for name, (graph, _) in graphs.items()]
     near = similarity(named, cell["moments"], seed=cell["seed"])
     columns = {"divergence": near.divergences, "stderr": near.stderr, "floor": near.floors}
     return [
-        {"one": a, "other": b, "data": found[a][1], "size": len(found[a][0])}
+        {"one": a, "other": b, "data": graphs[a][1], "size": len(graphs[a][0])}
         | {name: values[i, j] for name, values in columns.items()}
         | {"status": near.status.name}
         for i, a in enumerate(near.names)
@@ -83,7 +83,7 @@ def _unlike(rows: Rows) -> str:
     """Why these are not the thesis's graphs: no gene networks, and substitutes for its roads."""
     data = {name: rows.where(one=name)[0]["data"] for name in COLLABORATIONS + ROADS}
     taken = sorted(
-        {found.partition(",")[0] for name, found in data.items() if stand_in(name, found)}
+        {source.partition(",")[0] for name, source in data.items() if stand_in(name, source)}
     )
     other = f", and in place of others are {', '.join(taken)}" if taken else ""
     return f"its gene networks are not at hand{other}"
@@ -114,8 +114,8 @@ def similarity_of(rows: Rows) -> Similarity:
             matrix[place] = kit.over_seeds(part, column).value
     data = [str(rows.where(one=name)[0]["data"]) for name in names]
     labels = [
-        f"{name} (made)" if found.startswith("made") else found
-        for name, found in zip(names, data, strict=True)
+        f"{name} (made)" if source.startswith("made") else source
+        for name, source in zip(names, data, strict=True)
     ]
     return Similarity(tuple(labels), matrices[0], matrices[1], (), matrices[2])
 
@@ -128,23 +128,23 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
     ]
     title = "The graphs of Figure 3.4, and what was taken for them"
     yield kit.table(title, "graph | kind | data | nodes", about)
-    found = similarity_of(rows)
+    alike = similarity_of(rows)
     lines = [
-        (name, *(f"{value:.3g}" if i != j else "" for j, value in enumerate(found.divergences[i])))
-        for i, name in enumerate(found.names)
+        (name, *(f"{value:.3g}" if i != j else "" for j, value in enumerate(alike.divergences[i])))
+        for i, name in enumerate(alike.names)
     ]
     count, moments = len(rows.distinct("seed")), rows[0]["moments"]
     title = f"Symmetric divergences, {moments} moments, mean of {count} seeds"
-    yield kit.table(title, ("graph", *found.names), lines)
+    yield kit.table(title, ("graph", *alike.names), lines)
 
 
 def charts(rows: Rows) -> list[kit.Chart]:
     """The heat map of Figure 3.4, in decades."""
-    found = similarity_of(rows)
+    alike = similarity_of(rows)
     values = [
-        [math.log10(value) if value > 0 else None for value in line] for line in found.divergences
+        [math.log10(value) if value > 0 else None for value in line] for line in alike.divergences
     ]
-    heat = kit.Heat(list(found.names), list(found.names), values, "log₁₀ divergence")
+    heat = kit.Heat(list(alike.names), list(alike.names), values, "log₁₀ divergence")
     title = "Divergence between entropic spectra"
     caption = "Collaboration graphs first, then roads, then social networks."
     return [kit.Chart(title, "graph", "graph", heat=heat, source="Figure 3.4", caption=caption)]

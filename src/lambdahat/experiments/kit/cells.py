@@ -72,7 +72,7 @@ class Rows(Sequence[Row]):
             if row.get(name) is not None:
                 key = row[by] if isinstance(by, str) else tuple(row.get(each) for each in by)
                 groups.setdefault(key, []).append(float(row[name]))
-        return {key: sum(found) / len(found) for key, found in groups.items()}
+        return {key: sum(values) / len(values) for key, values in groups.items()}
 
     def frame(self) -> Any:
         """The same as a ``pandas.DataFrame``."""
@@ -153,8 +153,8 @@ By = str | tuple[str, ...]  # the columns that tell runs apart
 
 def logs(rows: Rows, name: str, by: By = "seed") -> dict[Any, float]:
     """log₁₀ of a column for each seed; NaN where it is not positive."""
-    found = rows.paired(name, by).items()
-    return {seed: math.log10(value) if value > 0 else math.nan for seed, value in found}
+    pairs = rows.paired(name, by).items()
+    return {seed: math.log10(value) if value > 0 else math.nan for seed, value in pairs}
 
 
 def decades(upper: Rows, lower: Rows, name: str, by: By = "seed") -> Reading:
@@ -218,10 +218,10 @@ def series_of(
 
     The status of what a column holds is in the column ``<name>_status``, if it has one.
     """
-    found = reading_series(label, x, [over_seeds(part, name) for part in parts], style)
+    series = reading_series(label, x, [over_seeds(part, name) for part in parts], style)
     known = [[row.get(f"{name}_status") or "" for row in part] for part in parts]
     failed = [sorted(set(part) - {"", "CONVERGED"}) for part in known]
-    return replace(found, statuses=[" ".join(status) for status in failed])
+    return replace(series, statuses=[" ".join(status) for status in failed])
 
 
 def reading_series(

@@ -95,11 +95,11 @@ UNKNOWN = Reading(math.nan, math.nan, math.nan, 0)
 
 def mean_of(values: Sequence[float]) -> Reading:
     """The mean over seeds; with one seed its error is not known."""
-    found = np.asarray([value for value in values if math.isfinite(value)], dtype=float)
-    if len(found) == 0:
+    finite = np.asarray([value for value in values if math.isfinite(value)], dtype=float)
+    if len(finite) == 0:
         return UNKNOWN
-    error = float(found.std(ddof=1) / math.sqrt(len(found))) if len(found) > 1 else math.nan
-    return Reading(float(found.mean()), error, len(found) - 1, len(found))
+    error = float(finite.std(ddof=1) / math.sqrt(len(finite))) if len(finite) > 1 else math.nan
+    return Reading(float(finite.mean()), error, len(finite) - 1, len(finite))
 
 
 def paired_difference(upper: Mapping[Any, float], lower: Mapping[Any, float]) -> Reading:
@@ -125,8 +125,8 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> Reading:
     pairs = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     if len(pairs) < 4:
         return Reading(math.nan, math.nan, math.nan, len(pairs))
-    found = float(stats.spearmanr(*zip(*pairs, strict=True)).statistic)
-    return Reading(found, 1.03 * (1 - found**2) / math.sqrt(len(pairs) - 3), math.inf, len(pairs))
+    rho = float(stats.spearmanr(*zip(*pairs, strict=True)).statistic)
+    return Reading(rho, 1.03 * (1 - rho**2) / math.sqrt(len(pairs) - 3), math.inf, len(pairs))
 
 
 def holm(values: Sequence[float]) -> list[float]:

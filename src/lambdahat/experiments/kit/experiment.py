@@ -364,9 +364,9 @@ def subject(rows: Rows) -> str:
 
 def saturated(*parts: Rows) -> str:
     """Why training errors cannot be compared: all runs of all parts have none; or ""."""
-    found = [value for rows in parts for value in rows.values("training error")]
-    found += [100 - value for rows in parts for value in rows.values("training accuracy")]
-    return "every run fits all of its training images" if found and max(found) == 0 else ""
+    errors = [value for rows in parts for value in rows.values("training error")]
+    errors += [100 - value for rows in parts for value in rows.values("training accuracy")]
+    return "every run fits all of its training images" if errors and max(errors) == 0 else ""
 
 
 def sentences(text: str) -> tuple[str, ...]:
@@ -379,13 +379,13 @@ def sentences(text: str) -> tuple[str, ...]:
     ... ''')
     ('One seed.', 'All data at once.')
     """
-    found: list[str] = []
+    lines: list[str] = []
     for line in dedent(text).strip().splitlines():
         if line.startswith(" "):
-            found[-1] += f" {line.strip()}"
+            lines[-1] += f" {line.strip()}"
         else:
-            found.append(line)
-    return tuple(found)
+            lines.append(line)
+    return tuple(lines)
 
 
 class ClaimTexts:

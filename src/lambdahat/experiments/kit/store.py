@@ -121,8 +121,8 @@ class Store:
             connection.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", list(here.items()))
             sealed = {name for (name,) in connection.execute("SELECT name FROM digests")}
             new = [key for key, *_ in known if key not in sealed]
-            found = connection.execute("SELECT key FROM cells WHERE finished IS NOT NULL")
-            early = {key for (key,) in found}
+            finished = connection.execute("SELECT key FROM cells WHERE finished IS NOT NULL")
+            early = {key for (key,) in finished}
             self._seal(connection, *(key for key in new if key not in early), GRID, ABOUT)
 
     def add(
@@ -155,13 +155,13 @@ class Store:
     def errors(self) -> list[tuple[Cell, str]]:
         """The cells of the grid that raised when they were last tried."""
         query = "SELECT settings, error FROM cells WHERE error IS NOT NULL AND position >= 0"
-        found = self._read(f"{query} ORDER BY position")
-        return [(self._parse(settings), error) for settings, error in found]
+        failed = self._read(f"{query} ORDER BY position")
+        return [(self._parse(settings), error) for settings, error in failed]
 
     def seconds(self) -> float:
         """The total time of the finished cells."""
-        found = self._read("SELECT TOTAL(seconds) FROM cells WHERE position >= 0")
-        return float(sum(seconds for (seconds,) in found))
+        totals = self._read("SELECT TOTAL(seconds) FROM cells WHERE position >= 0")
+        return float(sum(seconds for (seconds,) in totals))
 
     def times(self) -> list[tuple[str, float]]:
         """The key of each finished cell of the grid, and the seconds that it took."""
@@ -177,8 +177,8 @@ class Store:
             return []
         with self._connection() as connection:
             query = "SELECT settings, seconds, finished, error FROM cells WHERE position >= 0"
-            found = connection.execute(f"{query} ORDER BY position").fetchall()
-        return [(self._parse(settings), *rest) for settings, *rest in found]
+            cells = connection.execute(f"{query} ORDER BY position").fetchall()
+        return [(self._parse(settings), *rest) for settings, *rest in cells]
 
     def about(self) -> dict[str, str]:
         """Where and with what the rows were made: what each cell says, else what was written when
@@ -194,8 +194,8 @@ class Store:
 
     def made(self) -> list[tuple[Cell, dict[str, str]]]:
         """The finished cells of the grid that say what they were made with, and what that is."""
-        found = [pair for pair in self._made_cells() if pair[1] is not None]
-        return [(self._parse(settings), self._parse(facts)) for settings, facts in found]
+        known = [pair for pair in self._made_cells() if pair[1] is not None]
+        return [(self._parse(settings), self._parse(facts)) for settings, facts in known]
 
     def _made_cells(self) -> list[tuple[str, str | None]]:
         """Settings and facts of the finished cells, as JSON; early stores have no facts."""
@@ -208,11 +208,11 @@ class Store:
 
     def rows(self, without: Collection[str] = ()) -> Rows:
         """The rows of finished cells with their settings, in the grid's order, ``without`` some."""
-        found = self._read(
+        records = self._read(
             "SELECT key, settings, record FROM rows JOIN cells USING (key) WHERE position >= 0 "
             "ORDER BY position, number"
         )
-        kept = ((settings, record) for key, settings, record in found if key not in without)
+        kept = ((settings, record) for key, settings, record in records if key not in without)
         return Rows(self._parse(settings) | self._parse(record) for settings, record in kept)
 
     def _read(self, query: str) -> list[Any]:
@@ -220,21 +220,21 @@ class Store:
             raise FileNotFoundError(
                 f"the store must exist, got {self.path} (no such file); run the experiment first"
             )
-        damaged, found = self._examine(query)
+        damaged, answer = self._examine(query)
         if damaged:
             raise Damaged(
                 f"{self._damage(damaged)}; `lambdahat reproduce {self.experiment} --scale"
                 f" {self.scale}` runs damaged cells again; or put back a copy of the file"
             )
-        return found
+        return answer
 
     def _examine(self, query: str) -> tuple[list[str], list[Any]]:
         """The names of the digests that do not match: keys of cells, "grid", "about"; and, if there
         are none, what a query finds. A file that has not changed is not checked twice.
         """
-        found = self.path.stat()
-        state = found.st_ino, found.st_size, found.st_mtime_ns
-        if found.st_size == 0:  # a sweep is about to write its grid, or was killed then
+        file = self.path.stat()
+        state = file.st_ino, file.st_size, file.st_mtime_ns
+        if file.st_size == 0:  # a sweep is about to write its grid, or was killed then
             return [], []
         with self._connection() as connection:
             connection.execute("BEGIN")  # the check and the query see one state of the file
@@ -332,8 +332,8 @@ def _plain(value: Any) -> Any:
 def read_record(text: str) -> Row:
     """A row from its JSON, in which numbers that JSON lacks are objects of their own."""
 
-    def number(found: Row) -> Any:
-        return float(found["number"]) if set(found) == {"number"} else found
+    def number(entry: Row) -> Any:
+        return float(entry["number"]) if set(entry) == {"number"} else entry
 
     return dict(json.loads(text, object_hook=number))
 

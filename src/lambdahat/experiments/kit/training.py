@@ -103,20 +103,20 @@ def images(cell: Cell, device: str) -> Images:
     return Images((x[:count], y[:count]), (x[count:], y[count:]), classes)
 
 
-def network(name: str, found: Images, seed: int) -> nn.Module:
+def network(name: str, data: Images, seed: int) -> nn.Module:
     """A network of ``NETWORKS``, or a perceptron by its hidden widths: "MLP-100", "MLP-64-32"."""
-    device = found.training[0].device
+    device = data.training[0].device
     if name.startswith("MLP-"):
         widths = tuple(int(width) for width in name.split("-")[1:])
-        return make_model("mlp", found.shape, found.classes, seed, widths=widths).to(device)
+        return make_model("mlp", data.shape, data.classes, seed, widths=widths).to(device)
     make = NETWORKS[require_choice(name, "network", NETWORKS)]
-    return on_device(make(channels=found.shape[0], classes=found.classes, seed=seed), device)
+    return on_device(make(channels=data.shape[0], classes=data.classes, seed=seed), device)
 
 
 def model_and_images(cell: Cell, device: str) -> tuple[nn.Module, Images]:
     """A cell's network, initialised by its seed, and its images."""
-    found = images(cell, device)
-    return network(cell["network"], found, cell["seed"]), found
+    data = images(cell, device)
+    return network(cell["network"], data, cell["seed"]), data
 
 
 def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
@@ -180,19 +180,19 @@ def train(
 
 
 def train_by_sgd(
-    model: nn.Module, found: Images, cell: Cell, decay: float, trackers: Sequence[Any] = ()
+    model: nn.Module, data: Images, cell: Cell, decay: float, trackers: Sequence[Any] = ()
 ) -> Run:
     """Train by SGD with momentum 0.9, L2 decay and the schedule of Eq. 12 of the flatness paper."""
     optimizer = torch.optim.SGD(
         model.parameters(), lr=cell["rate"], momentum=MOMENTUM, weight_decay=decay
     )
     schedule = linear_decay(optimizer, cell["epochs"])
-    return train(found.problem(model), cell, optimizer, schedule, found.held_out, trackers)
+    return train(data.problem(model), cell, optimizer, schedule, data.held_out, trackers)
 
 
-def curvature_problem(model: nn.Module, found: Images, cell: Cell, norm: str = "eval") -> Problem:
+def curvature_problem(model: nn.Module, data: Images, cell: Cell, norm: str = "eval") -> Problem:
     """The loss on the first ``samples`` training images; in mode "train" batches as in training."""
-    x, y = found.training
+    x, y = data.training
     count = min(cell["samples"], len(x))
     # its activations fill the memory
     deep = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
@@ -260,10 +260,10 @@ def loss_and_accuracy(model: nn.Module, pair: Pair) -> tuple[float, float]:
     return loss / len(pair[1]), 100 * hits / len(pair[1])
 
 
-def final_row(model: nn.Module, found: Images) -> Row:
+def final_row(model: nn.Module, data: Images) -> Row:
     """Losses and accuracies on both parts, and the length of the weights."""
-    loss, accuracy = loss_and_accuracy(model, found.training)
-    held_loss, held_accuracy = loss_and_accuracy(model, found.held_out)
+    loss, accuracy = loss_and_accuracy(model, data.training)
+    held_loss, held_accuracy = loss_and_accuracy(model, data.held_out)
     norm = math.sqrt(sum(float(p.detach().double().square().sum()) for p in model.parameters()))
     return {
         "loss": loss,

@@ -70,8 +70,8 @@ def run(cell: Cell, device: str) -> list[Row]:
     common = {"length": length, "reached": float(values[-1] / values[0]), "exact": exact}
     rows = []
     for method in METHODS:
-        found, cost, held = _estimate(kernel, method, cell, exact)
-        error = abs(found - exact) / abs(exact)
+        estimate, cost, held = _estimate(kernel, method, cell, exact)
+        error = abs(estimate - exact) / abs(exact)
         rows.append({**common, "method": method, "error": error, "products": cost, "held": held})
     return rows
 
@@ -97,9 +97,9 @@ def _estimate(
     count, probes, seed = cell["moments"], cell["probes"], cell["seed"]
     if method in (MEME, GRIDDED):
         top = float(kernel.dense().abs().sum(dim=1).max())  # λ_u of Algorithm 3
-        found = moments(kernel, count, "chebyshev", probes, seed, (0.0, top), "rademacher")
-        mean = _grid_mean_log(found) if method == GRIDDED else float(fit(found).expectation(np.log))
-        return kernel.dim * mean, found.cost, None
+        means = moments(kernel, count, "chebyshev", probes, seed, (0.0, top), "rademacher")
+        mean = _grid_mean_log(means) if method == GRIDDED else float(fit(means).expectation(np.log))
+        return kernel.dim * mean, means.cost, None
     plain = {"precondition": "none", "probes": probes}
     ours = {"probes": probes, "rank": cell["rank"], "depth": count // 2}
     # at most 1,500 products for 30 moments and 50 probes
@@ -115,14 +115,14 @@ def _estimate(
     return float(estimate), estimate.cost, bool(low <= exact <= high)
 
 
-def _grid_mean_log(found: Moments) -> float:
+def _grid_mean_log(means: Moments) -> float:
     """⟨log λ⟩ under the density of maximum entropy at the middles of 10⁴ equal cells of [0, λ_u].
 
     The thesis integrates on a grid of 10⁻⁴ and adds 10⁻⁸ to the Hessian's diagonal (§2.4).
     """
     places = (np.arange(POINTS) + 0.5) / POINTS
-    masses = grid_masses(found.values, places)
-    return float(masses @ np.log(found.bounds[1] * places)) / float(masses.sum())
+    masses = grid_masses(means.values, places)
+    return float(masses @ np.log(means.bounds[1] * places)) / float(masses.sum())
 
 
 def grid_masses(values: Array, places: Array) -> Array:

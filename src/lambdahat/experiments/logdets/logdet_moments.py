@@ -70,17 +70,17 @@ def stiffness(scaled: bool) -> Known:
     path = outside_file("matrices", f"{STIFFNESS}_full")
     words = STIFFNESS if path else f"grid over {DECADES} decades for {STIFFNESS} (no file)"
     matrix = scipy.sparse.load_npz(path).tocsr().astype(np.float64) if path else _uneven()
-    found = _operator(matrix)
+    known = _operator(matrix)
     if scaled:
-        found, words = found.rescaled(found.known_diagonal().rsqrt()), f"{words}, scaled"
-    exact = float(logdet(found, "exact"))
-    return Known(found, exact, lambda: np.linalg.eigvalsh(found.dense().numpy()), words)
+        known, words = known.rescaled(known.known_diagonal().rsqrt()), f"{words}, scaled"
+    exact = float(logdet(known, "exact"))
+    return Known(known, exact, lambda: np.linalg.eigvalsh(known.dense().numpy()), words)
 
 
 def _operator(matrix: Any) -> Matrix:
-    found = operator(matrix, psd=True)
-    assert isinstance(found, Matrix)
-    return found
+    wrapped = operator(matrix, psd=True)
+    assert isinstance(wrapped, Matrix)
+    return wrapped
 
 
 def _uneven() -> Any:
@@ -113,10 +113,10 @@ def cells(
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row per number of moments and algorithm, on [0, λ_u], λ_u Gershgorin's (Algorithm 3)."""
-    found = matrix_of(cell)
-    bounds = (0.0, found.operator.known_bounds()[1])
-    size, exact = found.operator.dim, found.log_determinant
-    values, stderr = _moments(found, bounds, cell)
+    known = matrix_of(cell)
+    bounds = (0.0, known.operator.known_bounds()[1])
+    size, exact = known.operator.dim, known.log_determinant
+    values, stderr = _moments(known, bounds, cell)
     rows = []
     for count in COUNTS:
         part = slice(count + 1)
@@ -126,7 +126,7 @@ def run(cell: Cell, device: str) -> list[Row]:
             error = (size * density.expectation(np.log) - exact) / abs(exact)
             row = {"by": by, "moments": count, "entropy": density.entropy()}
             row |= {"error": abs(error), "signed": error, "status": density.status.name}
-            rows.append(row | {"data": found.data, "nodes": size})
+            rows.append(row | {"data": known.data, "nodes": size})
     return rows
 
 
@@ -136,13 +136,13 @@ def matrix_of(cell: Cell) -> Known:
     return grid(tuple(cell["sides"])) if name == GRID else stiffness(scaled=name != STIFFNESS)
 
 
-def _moments(found: Known, bounds: tuple[float, float], cell: Cell) -> tuple[Array, Array]:
+def _moments(known: Known, bounds: tuple[float, float], cell: Cell) -> tuple[Array, Array]:
     """Chebyshev moments and their errors; those of the eigenvalues themselves with 0 probes."""
     if cell["probes"]:
         settings = ("chebyshev", cell["probes"], cell["seed"], bounds, "rademacher")
-        drawn = moments(found.operator, max(COUNTS), *settings)
+        drawn = moments(known.operator, max(COUNTS), *settings)
         return drawn.values, drawn.stderr
-    exact = chebvander(2 * found.eigenvalues() / bounds[1] - 1, max(COUNTS)).mean(axis=0)
+    exact = chebvander(2 * known.eigenvalues() / bounds[1] - 1, max(COUNTS)).mean(axis=0)
     return exact, np.zeros_like(exact)
 
 
@@ -202,9 +202,9 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
     """For each matrix: entropies and errors by the number of moments."""
     for _, part in rows.groups("matrix"):
         shown = {
-            f"{column}, {name}": (found, column)
+            f"{column}, {name}": (curve, column)
             for column in ("entropy", "error")
-            for name, found in _curves(part, column).items()
+            for name, curve in _curves(part, column).items()
         }
         lines = []
         for count in COUNTS:
@@ -223,8 +223,8 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
     for _, part in rows.groups("matrix"):
         entropy, errors = (
             tuple(
-                kit.curve(name, found, column, "moments")
-                for name, found in _curves(part, column).items()
+                kit.curve(name, curve, column, "moments")
+                for name, curve in _curves(part, column).items()
             )
             for column in ("entropy", "error")
         )

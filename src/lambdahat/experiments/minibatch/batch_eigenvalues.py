@@ -64,8 +64,8 @@ ORDER = ("larger", "within", "mean", "better", "slope", "grows", "wider", "overl
 
 def claims(rows: Rows) -> list[kit.Claim]:
     """Every claim, network by network, at the last epoch unless it compares epochs."""
-    found = [pair for group in groups_of(rows) for pair in _claims(group)]
-    return [claim for _, claim in sorted(found, key=lambda pair: ORDER.index(pair[0]))]
+    pairs = [pair for group in groups_of(rows) for pair in _claims(group)]
+    return [claim for _, claim in sorted(pairs, key=lambda pair: ORDER.index(pair[0]))]
 
 
 def _claims(points: Points) -> Iterator[tuple[str, kit.Claim]]:
@@ -126,8 +126,8 @@ def share_within(
     ``ruler`` says whose: "predicted", the spread that the model predicts, or "measured", that
     between the batches.
     """
-    found = [_inside(each, model, end, times, ruler) for each in batches]
-    return float(np.concatenate(found).mean())
+    inside = [_inside(each, model, end, times, ruler) for each in batches]
+    return float(np.concatenate(inside).mean())
 
 
 def _inside(
@@ -184,8 +184,8 @@ def _by_batch(
         batches for point in points for batches in point.batches if batches.deviation(what) > 0
     ]
     fewest = min((len(batches.rows) for batches in every), default=0)
-    found = np.array([value(batches)[:fewest] for batches in every])
-    return [float(number) for number in found.mean(0)] if every else []
+    values = np.array([value(batches)[:fewest] for batches in every])
+    return [float(number) for number in values.mean(0)] if every else []
 
 
 def _mean_ratio(point: TrainingPoint, model: str) -> kit.Reading:
@@ -194,9 +194,9 @@ def _mean_ratio(point: TrainingPoint, model: str) -> kit.Reading:
     The batches of different sizes are different draws, while the error of the prediction is one and
     the same for all. Degrees of freedom as Welch's.
     """
-    found = [(each.prediction(model, "largest"), each.mean("largest")) for each in point.batches]
+    pairs = [(each.prediction(model, "largest"), each.mean("largest")) for each in point.batches]
     known = [
-        (predicted, mean) for predicted, mean in found if predicted.value > 0 and mean.value > 0
+        (predicted, mean) for predicted, mean in pairs if predicted.value > 0 and mean.value > 0
     ]
     if not known:
         return kit.UNKNOWN
@@ -361,20 +361,20 @@ def _over_sizes(point: TrainingPoint, what: str) -> tuple[kit.Series, ...]:
 
 def cells(subjects: Iterable[BatchSubject]) -> list[Cell]:
     """A cell per network, epoch and operator; training again costs little beside measuring."""
-    found = []
+    grid = []
     for subject in subjects:
         base = {"network": subject.network, "root": 0, **settings_of(subject)}
-        found += kit.grid(base, epoch=subject.epochs, operator=subject.operators)
-    return found
+        grid += kit.grid(base, epoch=subject.epochs, operator=subject.operators)
+    return grid
 
 
 def settings_of(subject: BatchSubject) -> dict[str, Any]:
     """A subject as flat settings; ``noise_samples`` are the effort's."""
-    found: dict[str, Any] = asdict(subject) | asdict(subject.effort)
-    del found["effort"], found["operators"]
+    settings: dict[str, Any] = asdict(subject) | asdict(subject.effort)
+    del settings["effort"], settings["operators"]
     if subject.measured is None:  # as in stored cells
-        del found["measured"]
-    return found | {"samples": subject.samples, "noise_samples": subject.effort.samples}
+        del settings["measured"]
+    return settings | {"samples": subject.samples, "noise_samples": subject.effort.samples}
 
 
 def subject_of(cell: Cell) -> BatchSubject:

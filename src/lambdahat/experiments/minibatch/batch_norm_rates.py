@@ -107,8 +107,8 @@ class Setup:
 def setups_of(rows: Rows) -> list[Setup]:
     """One for each network and weight decay whose reference has run."""
     groups = rows.where(kind="end").groups("network", "decay")
-    found = [Setup(name, decay, ends) for (name, decay), ends in groups]
-    return [setup for setup in found if setup.reference in setup.sizes]
+    setups = [Setup(name, decay, ends) for (name, decay), ends in groups]
+    return [setup for setup in setups if setup.reference in setup.sizes]
 
 
 CLAIMS = kit.ClaimTexts("""
@@ -226,8 +226,8 @@ def _rule_claims(setup: Setup) -> Iterator[kit.Claim]:
 
 def links_of(setup: Setup, sizes: Sequence[int] | None = None) -> dict[int, float]:
     """Spearman's rank correlation of distance and error over batch sizes, by seed."""
-    found = _points(setup, sizes)
-    return {seed: float(spearmanr(*points).statistic) for seed, points in found.items()}
+    by_seed = _points(setup, sizes)
+    return {seed: float(spearmanr(*points).statistic) for seed, points in by_seed.items()}
 
 
 def slopes_of(setup: Setup, sizes: Sequence[int] | None = None) -> dict[int, float]:
@@ -247,13 +247,13 @@ def _points(
     have too few runs, or runs that are all alike.
     """
     inside = [size for size in sizes or setup.sizes if size <= setup.far]
-    found = {}
+    points = {}
     for seed in setup.ends.distinct("seed"):
         part = setup.ends.where(rule="linear", seed=seed, batch=inside, diverged=False)
         far, errors = part.values("distance"), part.values("error")
         if len(far) >= LEAST_SIZES and len(set(far)) > 1 and len(set(errors)) > 1:
-            found[seed] = far, errors
-    return found
+            points[seed] = far, errors
+    return points
 
 
 def _against(setup: Setup, twin: Setup) -> Iterator[kit.Claim]:
@@ -276,11 +276,11 @@ def _against(setup: Setup, twin: Setup) -> Iterator[kit.Claim]:
 
 def largest_rates(setup: Setup) -> dict[int, float]:
     """log₁₀ of the largest rate tried at the reference that trains, by seed."""
-    found: dict[int, float] = {}
+    rates: dict[int, float] = {}
     for row in setup.at_reference.where(rule=["search", "linear"]):
         if _loss(row) < LEARNT_LOSS * _guess(row):
-            found[row["seed"]] = max(found.get(row["seed"], -math.inf), math.log10(row["rate"]))
-    return found
+            rates[row["seed"]] = max(rates.get(row["seed"], -math.inf), math.log10(row["rate"]))
+    return rates
 
 
 def untrained_reason(setup: Setup) -> str:
@@ -425,7 +425,7 @@ def cells(config: NormScale) -> list[Cell]:
     At the reference all rules are the same: its cell is that of the linear rule.
     """
     base = shared_settings(config, "subjects", "batch", "seeds") | {"reference": config.batch}
-    found: list[Cell] = []
+    grid: list[Cell] = []
     for subject in config.subjects:
         own = base | {"network": subject.network, "decay": subject.decay}
         plans = [("linear", size) for size in subject.sizes]
@@ -437,22 +437,22 @@ def cells(config: NormScale) -> list[Cell]:
         runs += [("search", config.batch, rate) for rate in subject.rates]
         for rule, size, rate in runs:
             cell = own | {"rule": rule, "batch": size, "rate": rate}
-            found += kit.grid(cell, seed=range(subject.seeds or config.seeds))
-    return found
+            grid += kit.grid(cell, seed=range(subject.seeds or config.seeds))
+    return grid
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each epoch, and one for the end with both losses in evaluation mode."""
-    found = images(cell, device)
-    model = network(cell["network"], found.shape, found.classes, cell["seed"])
+    data = images(cell, device)
+    model = network(cell["network"], data.shape, data.classes, cell["seed"])
     on_device(model, device)
-    trained = train_by_sgd(model, found, cell, cell["decay"])
-    guess = 100 * (1 - 1 / found.classes)
+    trained = train_by_sgd(model, data, cell, cell["decay"])
+    guess = 100 * (1 - 1 / data.classes)
     rows = [_epoch(row, guess) for row in trained.epochs]
     end = {**rows[-1], **trajectory(rows, cell["epochs"])}
     end |= {"parameters": parameters_of(model), "kind": "end"}
     if not end["diverged"]:
-        last = final_row(model, found)
+        last = final_row(model, data)
         end |= {"training loss": last["loss"], "training error": 100 - last["training accuracy"]}
     return [*rows, end]
 
@@ -464,11 +464,11 @@ def _epoch(row: Mapping[str, Any], guess: float) -> Row:
     lost = any(value is None or not math.isfinite(value) for value in figures.values())
     accuracies = {"training error": row["accuracy"], "error": row.get("validation_accuracy")}
     if lost:
-        found = dict.fromkeys(figures) | dict.fromkeys(accuracies, guess)
+        columns = dict.fromkeys(figures) | dict.fromkeys(accuracies, guess)
     else:
-        found = figures | {name: 100 * (1 - value) for name, value in accuracies.items()}
+        columns = figures | {name: 100 * (1 - value) for name, value in accuracies.items()}
     where = {"kind": "epoch", "epoch": row["epoch"], "rate now": row["learning_rate"]}
-    return {**where, "diverged": lost, **found}
+    return {**where, "diverged": lost, **columns}
 
 
 def trajectory(rows: Sequence[Row], epochs: int) -> Row:

@@ -61,8 +61,8 @@ class BatchCell(Result):
 
     def values(self, what: str) -> Array:
         """The "largest" or "smallest" eigenvalue, or "overlaps" |φ̂₁ᵀφ₁|², of every batch, (n,)."""
-        found: Array = getattr(self.measured, what)[:, 0]
-        return found
+        column: Array = getattr(self.measured, what)[:, 0]
+        return column
 
     def prediction(self, model: str, what: str) -> Estimate:
         """The prediction of a model, with the error that its measured inputs cause."""
@@ -125,9 +125,9 @@ class CurvaturePoint(Result):
         for cell in self.cells:
             predicted = {}
             for model, (shown, noise) in sources.items():
-                found = predict(shown, noise, cell.batch_size, self.samples, model)
+                prediction = predict(shown, noise, cell.batch_size, self.samples, model)
                 # the first of its outliers is all that is compared here
-                predicted[model] = replace(found, outliers=found.outliers[:1])
+                predicted[model] = replace(prediction, outliers=prediction.outliers[:1])
             cells.append(BatchCell(cell.measured, predicted))
         along = replace(self.along, elements=self.along.elements[:0].clone())
         return replace(self, cells=tuple(cells), along=along)
@@ -300,13 +300,13 @@ def batch_extremes(
     eigenvalue before the start has grown towards the first, and a fixed number costs what was
     planned.
     """
-    found, count = [], problem.num_samples
+    extremes, count = [], problem.num_samples
     for i in range(batches):
         order = torch.randperm(count, generator=generator(seed, "batch", size, i))
         part = problem.subset(order[:size], min(size, max(problem.batches.sizes)))
-        found.append(_extremes(OPERATORS[operator](part), steps, vector, seed))
+        extremes.append(_extremes(OPERATORS[operator](part), steps, vector, seed))
         report(f"{operator}, batches of {size}", i + 1, batches)
-    largest, smallest, overlaps = np.array(found).T[:, :, None]
+    largest, smallest, overlaps = np.array(extremes).T[:, :, None]
     where = (size, count, problem.num_parameters, operator)
     return BatchEigenvalues(*where, largest, smallest, overlaps, batches * steps)
 
@@ -331,10 +331,10 @@ def _pairs(
     early.
     """
     which, tol = "both" if indefinite else "largest", effort.tol
-    found = eigenpairs(operator, effort.pairs, which, tol, seed=seed)
-    kept = [*range(effort.pairs), len(found) - 1] if indefinite else list(range(effort.pairs))
-    columns = {name: getattr(found, name)[kept] for name in ("values", "residuals", "converged")}
-    return replace(found, vectors=found.vectors[:, kept], **columns)
+    pairs = eigenpairs(operator, effort.pairs, which, tol, seed=seed)
+    kept = [*range(effort.pairs), len(pairs) - 1] if indefinite else list(range(effort.pairs))
+    columns = {name: getattr(pairs, name)[kept] for name in ("values", "residuals", "converged")}
+    return replace(pairs, vectors=pairs.vectors[:, kept], **columns)
 
 
 MEASURED = (*ENDS, "overlaps")
@@ -459,13 +459,13 @@ class TrainingPoint:
 
 def points_of(rows: Rows) -> list[TrainingPoint]:
     """The points whose rows are whole, in order of the epochs."""
-    names, found = ("network", "epoch", "operator"), []
+    names, points = ("network", "epoch", "operator"), []
     batches = dict(rows.where(part="batch").groups(*names))
     for row in rows.where(part="point"):
         sizes = sorted(batches[tuple(row[name] for name in names)].groups("batch_size"))
         parts = (SizeBatches(size, part) for size, part in sizes)
-        found.append(TrainingPoint(row, tuple(parts)))
-    return sorted(found, key=lambda point: int(point["epoch"]))
+        points.append(TrainingPoint(row, tuple(parts)))
+    return sorted(points, key=lambda point: int(point["epoch"]))
 
 
 def groups_of(rows: Rows) -> list[list[TrainingPoint]]:

@@ -56,14 +56,14 @@ def _sizes(point: CurvaturePoint) -> Iterator[Row]:
 
 def _single(rows: Rows) -> Rows:
     """The same with a row for each batch; predictions stay with the first."""
-    found: list[Row] = []
+    singles: list[Row] = []
     for row in rows:
         if row["part"] != "batch":
-            found.append(row)
+            singles.append(row)
             continue
         keys = ("network", "epoch", "operator", "part", "batch_size")
         shared = {name: row[name] for name in keys}
-        found += [
+        singles += [
             {
                 **(shared if batch else row),
                 "batch": batch,
@@ -71,7 +71,7 @@ def _single(rows: Rows) -> Rows:
             }
             for batch, values in enumerate(zip(*(row[what] for what in MEASURED), strict=True))
         ]
-    return Rows(found)
+    return Rows(singles)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def courses_of(rows: Rows) -> list[Courses]:
     Runs whose start is not among the rows are left out.
     """
     starts: dict[tuple[str, str, int], TrainingPoint] = {}
-    found: dict[tuple[str, str, str], dict[int, list[TrainingPoint]]] = {}
+    paths: dict[tuple[str, str, str], dict[int, list[TrainingPoint]]] = {}
     for optimizer in OPTIMIZERS:
         for seed in rows.distinct("seed"):
             part = _single(rows.where(optimizer=optimizer, seed=seed))
@@ -125,10 +125,10 @@ def courses_of(rows: Rows) -> list[Courses]:
                     starts[(*place, seed)] = point
                 elif (*place, seed) in starts:
                     begun = [starts[(*place, seed)]]
-                    found.setdefault((*place, optimizer), {}).setdefault(seed, begun).append(point)
+                    paths.setdefault((*place, optimizer), {}).setdefault(seed, begun).append(point)
     networks = rows.distinct("network")
-    places = sorted(found, key=lambda place: (networks.index(place[0]), place[1] == "ggn"))
-    return [Courses(place[2], found[place]) for place in places]
+    places = sorted(paths, key=lambda place: (networks.index(place[0]), place[1] == "ggn"))
+    return [Courses(place[2], paths[place]) for place in places]
 
 
 def excess(point: TrainingPoint) -> float:
@@ -172,8 +172,8 @@ ORDER = ("grows", "larger", "diverges", "within", "better", "KFAC")
 def claims(rows: Rows) -> list[kit.Claim]:
     """Every claim, network by network, of each optimiser; and KFAC's courses against SGD's."""
     every = courses_of(rows)
-    found = [pair for courses in every for pair in _claims(courses, every)]
-    return [claim for _, claim in sorted(found, key=lambda pair: ORDER.index(pair[0]))]
+    pairs = [pair for courses in every for pair in _claims(courses, every)]
+    return [claim for _, claim in sorted(pairs, key=lambda pair: ORDER.index(pair[0]))]
 
 
 def _claims(courses: Courses, every: Sequence[Courses]) -> Iterator[tuple[str, kit.Claim]]:
@@ -200,9 +200,9 @@ def _claims(courses: Courses, every: Sequence[Courses]) -> Iterator[tuple[str, k
     yield claim("diverges", over_seeds(lambda points: excess(points[-1]) - excess(points[0])))
     logs = {}
     for model in courses.models:
-        found = {seed: misses(points, model) for seed, points in courses.seeds.items()}
-        yield claim("within", kit.mean_of([far for far, _ in found.values()]), model=model)
-        logs[model] = {seed: log for seed, (_, log) in found.items()}
+        missed = {seed: misses(points, model) for seed, points in courses.seeds.items()}
+        yield claim("within", kit.mean_of([far for far, _ in missed.values()]), model=model)
+        logs[model] = {seed: log for seed, (_, log) in missed.items()}
     for better, than in (("multiplicative", "additive"), (OURS, "multiplicative")):
         gap = kit.paired_difference(logs[than], logs[better])
         yield claim("better", gap, model=better, other=than, bound=CLOSE)
@@ -249,14 +249,15 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
     for size in sorted({batches.size for courses in every for batches in courses.first[0].batches}):
         models, lines = every[0].models, []
         for courses, epoch, points in stops:
-            found = _of_size(points, size)
-            if found:
-                spread = f"{np.mean([each.deviation('largest') for each in found]):.2g}"
+            of_size = _of_size(points, size)
+            if of_size:
+                spread = f"{np.mean([each.deviation('largest') for each in of_size]):.2g}"
                 predicted = [
-                    [each.prediction(m, "largest").value for each in found] for m in models
+                    [each.prediction(m, "largest").value for each in of_size] for m in models
                 ]
                 largest, smallest = (
-                    _mean(each.mean(end).value for each in found) for end in ("largest", "smallest")
+                    _mean(each.mean(end).value for each in of_size)
+                    for end in ("largest", "smallest")
                 )
                 full = _mean(point["full largest"] for point in points)
                 start = (courses.name, courses.optimizer, epoch)
@@ -268,9 +269,9 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
     for courses in every:
         points = [point for seed in courses.seeds.values() for point in seed]
         for size in [batches.size for batches in points[0].batches]:
-            found, start = _of_size(points, size), (courses.name, courses.optimizer, size)
+            of_size, start = _of_size(points, size), (courses.name, courses.optimizer, size)
             shares = (
-                batch_eigenvalues.share_cells(found, model, "largest") for model in courses.models
+                batch_eigenvalues.share_cells(of_size, model, "largest") for model in courses.models
             )
             lines += [(*start, *share) for share in shares]
     title = "Share of batches whose λ'₁ lies within one and two standard deviations of the"
@@ -283,8 +284,8 @@ def _of_size(points: Sequence[TrainingPoint], size: int) -> list[SizeBatches]:
 
 
 def _mean(values: Iterable[float]) -> str:
-    found = [float(value) for value in values]
-    mean, spread = float(np.mean(found)), float(np.std(found, ddof=1)) if len(found) > 1 else 0.0
+    terms = [float(value) for value in values]
+    mean, spread = float(np.mean(terms)), float(np.std(terms, ddof=1)) if len(terms) > 1 else 0.0
     return f"{mean:.3g} ± {spread:.1g}" if spread > 0 else f"{mean:.3g}"
 
 
@@ -350,15 +351,15 @@ def cells(config: CourseScale) -> list[Cell]:
     own: Cell = {"optimizer": "KFAC", "damping": config.damping}
     if config.inverse_every != 10:  # as in stored cells
         own["inverse_every"] = config.inverse_every
-    found = []
+    grid = []
     for subject in config.subjects:
         later = tuple(epoch for epoch in subject.epochs if epoch > 0)
         kfac = replace(subject, rate=config.kfac_rate, epochs=later)
         plain, other = (batch_eigenvalues.settings_of(each) for each in (subject, kfac))
         for seed in range(config.seeds):
             shared = {"operators": subject.operators, "seed": seed}
-            found += [{"optimizer": "SGD", **plain, **shared}, {**other, **shared, **own}]
-    return found
+            grid += [{"optimizer": "SGD", **plain, **shared}, {**other, **shared, **own}]
+    return grid
 
 
 def run(cell: Cell, device: str) -> list[Row]:

@@ -46,8 +46,8 @@ class Softmax:
         """(S, n, R, K)."""
         sets, cells = vectors.shape[:2]
         columns = vectors.view(sets, cells, -1, self.classes).transpose(1, 2).flatten(2)
-        found: Tensor = (self.x @ columns).unflatten(2, (cells, self.classes))
-        return found
+        logits: Tensor = (self.x @ columns).unflatten(2, (cells, self.classes))
+        return logits
 
     def pull_back(self, outputs: Tensor) -> Tensor:
         """Xᵀ·outputs/n for outputs (S, n, R, K): (S, R, P)."""
@@ -185,8 +185,8 @@ def _grid(rows: Rows) -> tuple[list[float], list[float]]:
 
 def _errors(rows: Rows, kind: str, damping: float, eta: float) -> dict[int, float]:
     """The error of every seed in percent."""
-    found = rows.where(damping=damping, eta=eta).paired(f"{kind} error")
-    return {seed: 100 * value for seed, value in found.items()}
+    errors = rows.where(damping=damping, eta=eta).paired(f"{kind} error")
+    return {seed: 100 * value for seed, value in errors.items()}
 
 
 def _slope(rows: Rows, dampings: Sequence[float]) -> kit.Reading:
@@ -364,12 +364,12 @@ def _data(
 
 def _initial(train: Softmax, setting: LanczosSetting, seed: int) -> Tensor:
     """The first weights of each seed (S, P), as ``softmax_regression`` draws them."""
-    inputs, found = train.x.shape[2] - 1, []
+    inputs, weights = train.x.shape[2] - 1, []
     for index in range(setting.seeds):
         layer = softmax_regression(inputs, train.classes, derived_seed(seed, "weights", index))[0]
         assert isinstance(layer, nn.Linear)
-        found.append(torch.cat([layer.weight.detach().T, layer.bias.detach()[None]]).flatten())
-    return torch.stack(found)
+        weights.append(torch.cat([layer.weight.detach().T, layer.bias.detach()[None]]).flatten())
+    return torch.stack(weights)
 
 
 @dataclass(frozen=True)

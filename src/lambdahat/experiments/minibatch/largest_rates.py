@@ -124,12 +124,12 @@ def _too_few(slope: kit.Reading, where: str) -> str:
 
 def worst_ratio(frontier: Frontier, expected: Mapping[int, float]) -> tuple[kit.Reading, str]:
     """log₂ of the edges over the expected ones where it is largest, and where that is."""
-    found = [
+    ratios = [
         (size, kit.mean_of((values / expected[size]).log2().tolist()))
         for size, values in zip(frontier.batch_sizes, frontier.edges, strict=True)
         if expected.get(size, 0.0) > 0
     ]
-    known = [(size, reading) for size, reading in found if math.isfinite(reading.value)]
+    known = [(size, reading) for size, reading in ratios if math.isfinite(reading.value)]
     if not known:
         return kit.UNKNOWN, ""
     size, worst = max(known, key=lambda item: abs(item[1].value))
@@ -212,12 +212,12 @@ def _by_seed(values: Tensor) -> dict[int, float]:
 
 def _distance_correlation(runs: ScalingRuns) -> kit.Reading:
     """Spearman's rank correlation of distance and error over batch sizes, seed by seed."""
-    linear, found = runs.rules.index("linear"), []
+    linear, correlations = runs.rules.index("linear"), []
     for far, wrong in zip(runs.distance[linear].T, runs.validation_error[linear].T, strict=True):
         fine = far.isfinite() & wrong.isfinite()
         if int(fine.sum()) >= LEAST_SIZES:
-            found.append(float(spearmanr(far[fine], wrong[fine]).statistic))
-    return kit.mean_of(found)
+            correlations.append(float(spearmanr(far[fine], wrong[fine]).statistic))
+    return kit.mean_of(correlations)
 
 
 def name_of(frontier: Frontier) -> str:
@@ -266,8 +266,8 @@ def edge_table(
     sizes = sorted({size for frontier in frontiers.values() for size in frontier.batch_sizes})
     lines = []
     for size in sizes:
-        found = [f.cell(size) if size in f.batch_sizes else "" for f in frontiers.values()]
-        lines.append((size, *found, *(values.get(size, "") for values in rules.values())))
+        edges = [f.cell(size) if size in f.batch_sizes else "" for f in frontiers.values()]
+        lines.append((size, *edges, *(values.get(size, "") for values in rules.values())))
     return kit.table(title, ("B", *frontiers, *rules), lines)
 
 
@@ -354,8 +354,8 @@ def _over_sizes(runs: ScalingRuns, values: Tensor) -> tuple[kit.Series, ...]:
     series = []
     for rule, row in zip(runs.rules, values, strict=True):
         readings = [kit.mean_of(each.tolist()) for each in row]
-        found = kit.reading_series(rule, runs.batch_sizes, readings)
-        series.append(replace(found, y=kit.finite(each.value for each in readings)))
+        curve = kit.reading_series(rule, runs.batch_sizes, readings)
+        series.append(replace(curve, y=kit.finite(each.value for each in readings)))
     return tuple(series)
 
 
@@ -481,8 +481,8 @@ def run(cell: Cell, device: str) -> list[Row]:
     if cell["part"] == "scaling":
         return edges.scaling_rows(scaled_runs(ground, cell["optimizer"], root))
     criteria = [criterion for optimizer, criterion in SEARCHES if optimizer == cell["optimizer"]]
-    found = (stable_rates(ground, cell["optimizer"], root, criterion) for criterion in criteria)
-    return [row for frontier in found for row in edges.edge_rows(frontier)]
+    frontiers = (stable_rates(ground, cell["optimizer"], root, criterion) for criterion in criteria)
+    return [row for frontier in frontiers for row in edges.edge_rows(frontier)]
 
 
 EXPERIMENT = kit.Experiment(

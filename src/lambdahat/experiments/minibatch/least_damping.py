@@ -63,9 +63,9 @@ def claims_of(
     those of our rule by measured batch curvature; and what comes of scaling them.
     """
 
-    def claim_of(found: Frontier | ScalingRuns) -> Callable[..., kit.Claim]:
-        where = f"{found.network}, {NAMES[found.optimizer]}"
-        return partial(CLAIMS, where=where, figures=FIGURES[found.optimizer])
+    def claim_of(subject: Frontier | ScalingRuns) -> Callable[..., kit.Claim]:
+        where = f"{subject.network}, {NAMES[subject.optimizer]}"
+        return partial(CLAIMS, where=where, figures=FIGURES[subject.optimizer])
 
     for frontier in frontiers:
         claim, optimizer = claim_of(frontier), frontier.optimizer
@@ -118,13 +118,13 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
 def _expected_dampings(rule: RateRule, frontiers: Sequence[Frontier]) -> dict[str, Tensor]:
     """Dampings (sizes,): Eq. 5.36 with Pσ² and τ², and by what batches add to λ₁."""
     models = {"additive": "Eq. 5.36, Pσ²", "directional": "τ² for Pσ²"}
-    found = {
+    expected = {
         name: rule.dampings(RATE, model)
         for model, name in models.items()
         if model in rule.predicted
     }
     optimizers = [frontier.optimizer for frontier in frontiers]
-    return found | {f"by batches, {each}": expected_damping(rule, each) for each in optimizers}
+    return expected | {f"by batches, {each}": expected_damping(rule, each) for each in optimizers}
 
 
 def charts(rows: Rows) -> Iterator[kit.Chart]:
@@ -170,11 +170,11 @@ def scaled_runs(ground: PreparedSubject, optimizer: str, seed: int) -> ScalingRu
         return edges.outcome(ground, settings, size, seed)
 
     def by_kfac(size: int, dampings: Tensor) -> edges.Outcome:
-        found = [
+        outcomes = [
             [_kfac_outcome(ground, index, damping, size, seed) for index in range(seeds)]
             for damping in dampings.tolist()
         ]
-        errors, losses, distances = torch.tensor(found, dtype=torch.float64).unbind(-1)
+        errors, losses, distances = torch.tensor(outcomes, dtype=torch.float64).unbind(-1)
         return errors, losses, distances
 
     scaled, run = ("ε", by_adam) if optimizer == "adam" else ("δ", by_kfac)

@@ -109,8 +109,8 @@ class Frontier(Result):
 
     def centre(self) -> Tensor:
         """Geometric means (sizes,) over the seeds whose edge was found; NaN where none was."""
-        logs, found = self._logs()
-        return (logs.sum(1) / found.sum(1)).exp()
+        logs, known = self._logs()
+        return (logs.sum(1) / known.sum(1)).exp()
 
     def at(self, batch_size: int) -> float:
         """The geometric mean at one batch size."""
@@ -118,9 +118,9 @@ class Frontier(Result):
 
     def stderr(self) -> Tensor:
         """Relative standard errors, over seeds and from the last section; NaN for one seed."""
-        logs, found = self._logs()
-        count = found.sum(1)
-        around = (logs - (logs.sum(1) / count)[:, None]).where(found, 0.0).square().sum(1)
+        logs, known = self._logs()
+        count = known.sum(1)
+        around = (logs - (logs.sum(1) / count)[:, None]).where(known, 0.0).square().sum(1)
         spread = around / (count - 1) / count
         return (spread + math.log(self.resolution) ** 2 / (12 * count)).sqrt()
 
@@ -154,12 +154,12 @@ class Frontier(Result):
         """d log edge/d log B over batch sizes in [low, high], mean over seeds; NaN with too few."""
         inside = [low <= size <= high for size in self.batch_sizes]
         logs = torch.tensor(self.batch_sizes, dtype=torch.float64).log()[inside]
-        found = []
+        slopes = []
         for values in self.edges.log()[inside].T:
             fine = values.isfinite()
             if int(fine.sum()) >= LEAST_SIZES:
-                found.append(float(np.polyfit(logs[fine], values[fine], 1)[0]))
-        return mean_of(found if len(found) > 1 else [])
+                slopes.append(float(np.polyfit(logs[fine], values[fine], 1)[0]))
+        return mean_of(slopes if len(slopes) > 1 else [])
 
     def turning(self, power: float = 1.0) -> tuple[float, float]:
         """The batch size B₀ of edge = a·(1 + B₀/B)^−power, below which the edge grows as B^power,
@@ -167,8 +167,8 @@ class Frontier(Result):
         where it never stops.
         """
         sizes = np.asarray(self.batch_sizes, dtype=float)
-        found = [_turning_point(sizes, values.numpy(), power) for values in self.edges.log().T]
-        kept = np.asarray([value for value in found if math.isfinite(value)])
+        points = [_turning_point(sizes, values.numpy(), power) for values in self.edges.log().T]
+        kept = np.asarray([value for value in points if math.isfinite(value)])
         if len(kept) < 2:
             return math.nan, math.nan
         return float(np.exp(kept.mean())), float(kept.std(ddof=1) / math.sqrt(len(kept)))
@@ -377,19 +377,19 @@ def edge_cells(
 
     All seeds of a network are in one cell, for they train together.
     """
-    found: list[Row] = []
+    cells: list[Row] = []
     for subject in subjects:
         whole = asdict(subject) | {"root": 0}
-        found += [
+        cells += [
             {**whole, "part": "edge", "optimizer": optimizer, "batch_size": size}
             | {"batch_sizes": (size,)}
             for optimizer in optimizers
             for size in subject.batch_sizes
         ]
-        found += [{**whole, "part": "rule", **rule} for rule in rules]
+        cells += [{**whole, "part": "rule", **rule} for rule in rules]
         runs = scaled if subject.epochs else ()
-        found += [{**whole, "part": "scaling", "optimizer": optimizer} for optimizer in runs]
-    return found
+        cells += [{**whole, "part": "scaling", "optimizer": optimizer} for optimizer in runs]
+    return cells
 
 
 def prepare_cell(cell: Row, device: str) -> PreparedSubject:
@@ -438,9 +438,9 @@ class PreparedSubject:
         ``passes`` maps a batch size and values (S, R) to whether each passes.
         """
         sizes, seeds = self.subject.batch_sizes, self.subject.seeds
-        found = [largest_passing(partial(passes, size), section, seeds) for size in sizes]
+        edges = [largest_passing(partial(passes, size), section, seeds) for size in sizes]
         where = (self.subject.network, optimizer, criterion, sizes)
-        return Frontier(*where, torch.stack(found), section.resolution)
+        return Frontier(*where, torch.stack(edges), section.resolution)
 
 
 def prepare(
@@ -533,8 +533,8 @@ def scaling_runs(
     values = torch.tensor(
         [[base * (size / subject.reference) ** power for size in sizes] for power in rules.values()]
     )
-    found = [run(size, values[:, place]) for place, size in enumerate(sizes)]
-    errors, losses, distances = (torch.stack(parts, dim=1) for parts in zip(*found, strict=True))
+    outcomes = [run(size, values[:, place]) for place, size in enumerate(sizes)]
+    errors, losses, distances = (torch.stack(parts, dim=1) for parts in zip(*outcomes, strict=True))
     where = (subject.network, optimizer, scaled, subject.reference, subject.epochs)
     return ScalingRuns(*where, tuple(rules), sizes, values, errors, losses, distances)
 
@@ -556,12 +556,12 @@ def outcome(ground: PreparedSubject, settings: StackedSettings, size: int, seed:
 
 
 def _mean(values: Tensor) -> str:
-    found = values[values.isfinite()]
-    if len(found) == 0:
+    finite = values[values.isfinite()]
+    if len(finite) == 0:
         return "diverged"
-    error = f" ± {float(found.std()) / math.sqrt(len(found)):.1g}" if len(found) > 1 else ""
-    lost = len(values) - len(found)
-    return f"{float(found.mean()):.3g}{error}" + (f", {lost} diverged" if lost else "")
+    error = f" ± {float(finite.std()) / math.sqrt(len(finite)):.1g}" if len(finite) > 1 else ""
+    lost = len(values) - len(finite)
+    return f"{float(finite.mean()):.3g}{error}" + (f", {lost} diverged" if lost else "")
 
 
 Noise = Estimate | DirectionalVariance
@@ -757,9 +757,9 @@ def scaling_of(rows: Rows) -> list[ScalingRuns]:
 def _fill(rows: Rows, name: str, **axes: list[object]) -> Tensor:
     """A column as an array over the values of other columns; NaN where there is no row."""
     places = [{value: place for place, value in enumerate(values)} for values in axes.values()]
-    found = torch.full([len(values) for values in axes.values()], math.nan, dtype=torch.float64)
+    array = torch.full([len(values) for values in axes.values()], math.nan, dtype=torch.float64)
     for row in rows:
         index = tuple(place.get(row[axis]) for axis, place in zip(axes, places, strict=True))
         if None not in index:
-            found[index] = row[name]
-    return found
+            array[index] = row[name]
+    return array

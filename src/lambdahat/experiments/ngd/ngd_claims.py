@@ -218,15 +218,15 @@ def group_of(row: Row) -> str:
 
 def by_group(rows: Rows, name: Callable[[Row], str] = group_of) -> dict[str, Rows]:
     """The rows by their group, in order of appearance."""
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(name(row), []).append(row)
-    return {key: Rows(part) for key, part in found.items()}
+        groups.setdefault(name(row), []).append(row)
+    return {key: Rows(part) for key, part in groups.items()}
 
 
 def survival(groups: Mapping[str, Rows], claims: Sequence[Claim]) -> Table:
     """Which form of the claim survives, by the verdicts of ``claims``."""
-    verdicts = {found.claim: f"{found.verdict}: {found.evidence}" for found in judge(claims)}
+    verdicts = {judged.claim: f"{judged.verdict}: {judged.evidence}" for judged in judge(claims)}
     lines = [
         (form.words, *(verdicts.get(form.sentence(group), "") for group in groups))
         for form in FORMS

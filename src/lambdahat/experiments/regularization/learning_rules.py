@@ -161,14 +161,14 @@ _PRINTED = """
 
 def _read_printed() -> dict[tuple[str, str], dict[str, dict[str, float]]]:
     """The printed means by data set and activation, rule and quantity."""
-    found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    printed: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for line in _PRINTED.strip().splitlines():
         place, quantity, means = line.split(" | ")
         task, activation = place.split()
-        table = found.setdefault((task, activation), {rule: {} for rule in RULES})
+        table = printed.setdefault((task, activation), {rule: {} for rule in RULES})
         for rule, mean in zip(RULES, means.split(), strict=True):
             table[rule][quantity] = float(mean)
-    return found
+    return printed
 
 
 PUBLISHED = _read_printed()

@@ -61,18 +61,18 @@ def run(cell: Cell, device: str) -> list[Row]:
     values = torch.linalg.eigvalsh(operator.dense().double()).cpu()
     exact = values[values.abs().argsort(descending=True)][:count]
     limits = {"tol": cell["tol"], "max_matvecs": cell["products"]}
-    found = power_iteration(operator, count, **limits, seed=seed)
+    result = power_iteration(operator, count, **limits, seed=seed)
     lanczos = eigenpairs(operator, count, "magnitude", seed=seed)
-    gap = float((found.values.cpu() - exact).norm())
+    gap = float((result.values.cpu() - exact).norm())
     whole = {
         "parameters": operator.dim,
         "distance": gap,
         "relative": gap / float(exact.norm()),
-        "power products": found.cost,
+        "power products": result.cost,
         "lanczos products": lanczos.cost,
         "accuracy": float((model(x).argmax(1) == y).double().mean()),
     }
-    pairs = enumerate(zip(exact.tolist(), found.values.tolist(), strict=True), 1)
+    pairs = enumerate(zip(exact.tolist(), result.values.tolist(), strict=True), 1)
     return [{"place": place, "exact": one, "power": other} | whole for place, (one, other) in pairs]
 
 

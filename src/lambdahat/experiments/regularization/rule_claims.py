@@ -61,7 +61,7 @@ def unmet(task: str, activation: str, rows: Rows, quantity: str, rules: Sequence
 
 def rules_that_failed(task: str, activation: str, rows: Rows, rules: Sequence[str]) -> str:
     """The rules that have not learnt (RULE), with what they reached [and what the thesis has]."""
-    name, found = quantities_of(task)[0], []
+    name, failed = quantities_of(task)[0], []
     for rule in dict.fromkeys(rules):
         values = rows.where(rule=rule).values(name)
         printed = PUBLISHED[task, activation][rule][name]
@@ -71,8 +71,8 @@ def rules_that_failed(task: str, activation: str, rows: Rows, rules: Sequence[st
         else:
             learnt = [value >= LEARNT * printed for value in values]
         if values and 2 * sum(learnt) <= len(values):
-            found.append(f"{rule} {mean_of(values).value:.3g} [{printed:g}]")
-    return f"not learnt, by {name}: {', '.join(found)}" if found else ""
+            failed.append(f"{rule} {mean_of(values).value:.3g} [{printed:g}]")
+    return f"not learnt, by {name}: {', '.join(failed)}" if failed else ""
 
 
 def _unequal_rates(rows: Rows) -> str:
@@ -245,18 +245,18 @@ class Falls:
     def claim(self, task: str, activation: str, rows: Rows) -> Claim:
         """Spearman's correlation of norm and test score at each seed."""
         score, sign = score_of(task)
-        found = []
+        falls = []
         for _, part in rows.where(rule=RULES).groups("seed"):
             pairs = [(row[NORM], sign * row[score]) for row in part]
             finite = [pair for pair in pairs if math.isfinite(math.prod(pair))]
             columns = list(zip(*finite, strict=True))
             if columns and len(columns[0]) > 3 and all(len(set(column)) > 1 for column in columns):
-                found.append(float(spearmanr(*columns).statistic))
+                falls.append(float(spearmanr(*columns).statistic))
         printed = PUBLISHED[task, activation].values()
         norms, scores = [row[NORM] for row in printed], [sign * row[score] for row in printed]
         known = f"{spearmanr(norms, scores).statistic:+.2f}, from the tables"
         sentence = "rules that end at a smaller norm generalise better (rank correlation)"
-        claim = f"{activation}: {sentence}", self.source, known, mean_of(found), "below"
+        claim = f"{activation}: {sentence}", self.source, known, mean_of(falls), "below"
         return Claim(*claim, unmet=unmet(task, activation, rows, score, RULES))
 
 
@@ -560,15 +560,15 @@ def _over_seeds(
 ) -> Series:
     """Means ± 2 standard deviations over the seeds (S, …) that had not diverged."""
     columns = [Rows({"value": value} for value in column) for column in zip(*table, strict=True)]
-    found = [mean_and_deviation(column, "value") for column in columns]
-    errors = [0.0 if math.isnan(deviation) else 2 * deviation for _, deviation in found]
-    return Series(label, x, kit.finite([mean for mean, _ in found]), errors, style)
+    readings = [mean_and_deviation(column, "value") for column in columns]
+    errors = [0.0 if math.isnan(deviation) else 2 * deviation for _, deviation in readings]
+    return Series(label, x, kit.finite([mean for mean, _ in readings]), errors, style)
 
 
 def _bars(task: str, rows: Rows, activation: str) -> Chart:
     rules = rows.distinct("rule")
-    found = [mean_and_deviation(rows.where(rule=rule), "norm") for rule in rules]
-    spreads = ([mean for mean, _ in found], [2 * deviation for _, deviation in found])
+    readings = [mean_and_deviation(rows.where(rule=rule), "norm") for rule in rules]
+    spreads = ([mean for mean, _ in readings], [2 * deviation for _, deviation in readings])
     means, errors = map(kit.finite, spreads)
     printed = [PUBLISHED[task, activation].get(rule, {}).get("norm") for rule in rules]
     theirs = Series("thesis", rules, printed, style="bars", published=True)

@@ -45,10 +45,10 @@ from lambdahat.models.perceptrons import ACTIVATIONS, draw_weights, mlp, xor_net
 def _network(name: str, make: Any, cell: Cell, regime: str, dropout: float, seed: int) -> nn.Module:
     activation = cell["activation"]
     variance = SETTINGS[name, activation].spread[regime == "large"]
-    found: nn.Module = make(
+    network: nn.Module = make(
         width=cell["width"], activation=activation, variance=variance, dropout=dropout, seed=seed
     )
-    return found
+    return network
 
 
 def _points(cell: Cell) -> tuple[Pair, None]:
@@ -70,10 +70,10 @@ def _detections(cell: Cell) -> tuple[Pair, Pair]:
 
 def _errors(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
     """Accuracy, and the sum of squared errors ("we report the sum of the error", §5.3)."""
-    found = outputs[..., 0]
+    logits = outputs[..., 0]
     return {
-        "accuracy": (found * targets > 0).double().mean(-1),
-        "error": (found - targets).square().sum(-1),
+        "accuracy": (logits * targets > 0).double().mean(-1),
+        "error": (logits - targets).square().sum(-1),
     }
 
 

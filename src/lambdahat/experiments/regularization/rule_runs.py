@@ -91,8 +91,8 @@ class Stack:
             return functional_call(self.template, leaves, (inputs,))  # type: ignore[no-any-return]
 
         everywhere = x.expand(len(self.members), *x.shape).flatten(0, 1)
-        found: Tensor = vmap(one, randomness="different")(self.stacked, everywhere)
-        return found
+        outputs: Tensor = vmap(one, randomness="different")(self.stacked, everywhere)
+        return outputs
 
     def step(self, x: Tensor, y: Tensor, losses: Losses, number: int) -> None:
         """One step on the batch x (S, B, …), y (S, B); ``losses`` gives (R·S,) from outputs and
@@ -314,13 +314,13 @@ def run_rules(task: RuleTask, cell: Cell, device: str) -> list[Row]:
     out = []
     for member, label in enumerate(cell["rules"]):
         for place, seed in enumerate(cell["seeds"]):
-            found = {
+            trained = {
                 name: [float(values[member, place]) for values in points]
                 for name, points in curves.items()
             }
             row: Row = {"rule": label, "seed": seed}
-            row |= {name: values[-1] for name, values in found.items()}
-            for name, values in found.items():
+            row |= {name: values[-1] for name, values in trained.items()}
+            for name, values in trained.items():
                 row[f"{name} curve"] = [float(f"{value:.5g}") for value in values]
             model, count = stack.network(member, place).eval(), cell["curvature"]
             pair = x[place, :count], y[place, :count]
