@@ -141,7 +141,7 @@ def compare(
     require(bool(names), "what", "name at least one quantity", "none", ", ".join(known))
     for name in names:
         require_choice(name, "what", known)
-    every = _listed(problems)
+    every = _as_lists(problems)
     if isinstance(next(iter(every.values()))[0], Measurement):
         measured = every
         _require_same_settings(every)
@@ -173,7 +173,7 @@ def compare(
 SAMPLED = ("llc", "llc_curve", "bayes_criteria", "temperature_regression", "free_energy", "sweep")
 
 
-def _listed(problems: Any) -> dict[str, list[Any]]:
+def _as_lists(problems: Any) -> dict[str, list[Any]]:
     """What is compared, by name, as lists of the same length and one kind."""
     require(
         isinstance(problems, Mapping) and len(problems) > 1,

@@ -161,9 +161,9 @@ def test_power_is_how_often_drawn_seeds_decide():
 
 def test_planned_seeds_are_the_fewest_that_reach_the_power():
     reading = Reading(1.0, 0.5, 4, 5)
-    count = reading.planned(0.0, 0.01)
+    count = reading.seeds_for(0.0, 0.01)
     assert reading.power(0.0, 0.01, count) >= 0.8 > reading.power(0.0, 0.01, count - 1)
-    assert Reading(1e-6, 0.5, 4, 5).planned(0.0, 0.01) is None
+    assert Reading(1e-6, 0.5, 4, 5).seeds_for(0.0, 0.01) is None
 
 
 def test_undecided_claims_are_planned_at_the_level_of_their_family():
@@ -172,7 +172,7 @@ def test_undecided_claims_are_planned_at_the_level_of_their_family():
     assert alone.verdict == OPEN
     assert (
         alone.plan
-        == f"n = {reading.planned(0.0, 0.05)} (power so far {reading.power(0.0, 0.05, 5):.0%})"
+        == f"n = {reading.seeds_for(0.0, 0.05)} (power so far {reading.power(0.0, 0.05, 5):.0%})"
     )
     among, *_ = judge(
         [
@@ -180,7 +180,7 @@ def test_undecided_claims_are_planned_at_the_level_of_their_family():
             *(Claim(name, "", "", Reading(0.0, 1.0, 4, 5)) for name in "bc"),
         ]
     )
-    assert f"n = {reading.planned(0.0, 0.05 / 3)} " in among.plan
+    assert f"n = {reading.seeds_for(0.0, 0.05 / 3)} " in among.plan
     untested = Claim("b", "", "", reading, unmet="not learnt")
     assert judge([Claim("a", "", "", reading), untested])[0].plan == alone.plan
     assert judge([Claim("a", "", "", Reading(9.0, 0.1, 4, 5))])[0].plan == ""
@@ -193,7 +193,7 @@ def test_the_nearer_edge_of_a_margin_counts():
     assert inside.edge == 1.0
     assert inside.outlook(0.05) == (
         inside.reading.power(1.0, 0.05, 5),
-        inside.reading.planned(1.0, 0.05),
+        inside.reading.seeds_for(1.0, 0.05),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lambdahat._core.storage import Damaged
-from lambdahat.cli.reproduce import DEMO_SCALE, seeded
+from lambdahat.cli.reproduce import DEMO_SCALE, with_seeds
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
@@ -564,7 +564,7 @@ def test_a_cell_is_a_function_of_its_settings():
 
 
 def test_the_demonstration_can_start_at_another_seed():
-    experiment = seeded(published.find("ngd-digits"), 7)
+    experiment = with_seeds(published.find("ngd-digits"), 7)
     assert [cell["seed"] for cell in experiment.grid(DEMO_SCALE)] == [7, 8, 9, 10]
 
 

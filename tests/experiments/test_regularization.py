@@ -174,7 +174,7 @@ def test_a_shorter_run_shrinks_by_the_same_factor():
     """λ·steps up to τ and to the end are those of the thesis, whatever the epochs."""
     full, cpu = MNIST.scales["paper"], MNIST.scales["cpu"]
     setting = SETTINGS["mnist", "relu"]
-    short = setting.scaled(cpu.gain, cpu.stretch, cpu.epochs / full.epochs)
+    short = setting.scale_rates(cpu.gain, cpu.stretch, cpu.epochs / full.epochs)
     steps, fewer = math.ceil(full.training / full.batch), math.ceil(cpu.training / cpu.batch)
     assert short.l2 * short.tau * fewer == pytest.approx(setting.l2 * setting.tau * steps, rel=0.01)
     assert short.l2 * cpu.epochs * fewer == pytest.approx(

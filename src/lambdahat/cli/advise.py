@@ -45,9 +45,9 @@ def run_advise(
         print_json(document(advice))
     elif not quiet:
         print(f"{advice.headline}\n")
-        print_table(MEASURED, measured(advice), headline(advice))
+        print_table(MEASURED, measurement_rows(advice), headline(advice))
         print()
-        print_table(ADVISED, advised(advice))
+        print_table(ADVISED, advice_rows(advice))
         print(f"\n{reasons(advice)}")
         if out is not None:
             print(f"written to {out}")
@@ -79,7 +79,7 @@ def headline(advice: Advice) -> str:
     return f"{advice.rule}: {levels.parameters:,} parameters, {levels.population:,} samples"
 
 
-def measured(advice: Advice) -> list[tuple[str, str, str]]:
+def measurement_rows(advice: Advice) -> list[tuple[str, str, str]]:
     """The numbers behind the advice."""
     levels, rows = advice.levels, []
     if isinstance(levels, NoiseLevels):
@@ -112,20 +112,20 @@ def _low_end(levels: NoiseLevels) -> tuple[str, str, str]:
     return "mean λ", value_text(mean), "the ggn of all data, tr/P; none is below 0"
 
 
-def advised(advice: Advice) -> list[tuple[str, ...]]:
+def advice_rows(advice: Advice) -> list[tuple[str, ...]]:
     """One row for each recommendation."""
     return [
         (
             each.name,
             f"{each.batch_size:,}" if each.batch_size else "any",
-            _told(each.value),
+            _value_text(each.value),
             _interval(each.value),
         )
         for each in advice.recommendations
     ]
 
 
-def _told(value: Estimate) -> str:
+def _value_text(value: Estimate) -> str:
     """With two digits where the error is unknown: more would promise something."""
     return text(value) if math.isnan(float(value.stderr)) else value_text(value)
 
@@ -198,15 +198,15 @@ def _write(advice: Advice, folder: Path) -> None:
     title, why = headline(advice), reasons(advice)
     plain = [
         advice.headline,
-        text_table(MEASURED, measured(advice), title),
-        text_table(ADVISED, advised(advice)),
+        text_table(MEASURED, measurement_rows(advice), title),
+        text_table(ADVISED, advice_rows(advice)),
         why,
     ]
     marked = [
         f"{advice.headline}\n",
         f"{title}\n",
-        markdown_table(MEASURED, measured(advice)),
-        markdown_table(ADVISED, advised(advice)),
+        markdown_table(MEASURED, measurement_rows(advice)),
+        markdown_table(ADVISED, advice_rows(advice)),
         why,
     ]
     write_atomically(folder / "table.txt", ("\n\n".join(plain) + "\n").encode())

@@ -172,7 +172,7 @@ def measure(
         else "pass --out to keep finished results"
     )
     with exit_codes("" if dry_run else kept):
-        names = _listed(what, known_names("quantity"))
+        names = _split_names(what, known_names("quantity"))
         from lambdahat._quantities import MeasureSettings
         from lambdahat.cli.measurements import run_measure
 
@@ -213,7 +213,7 @@ def compare(
 ) -> None:
     """Compare checkpoints at the same nβ and γ, with errors."""
     with exit_codes():
-        names = _listed(what, (*known_names("quantity"), "eigenvalues", "loss"))
+        names = _split_names(what, (*known_names("quantity"), "eigenvalues", "loss"))
         from lambdahat.cli.measurements import run_compare
 
         question = {
@@ -357,7 +357,7 @@ def advise(
     raise typer.Exit(code)
 
 
-def _listed(what: str, known: tuple[str, ...]) -> list[str]:
+def _split_names(what: str, known: tuple[str, ...]) -> list[str]:
     """The names in a comma-separated text; an unknown one is refused."""
     names = [name.strip() for name in what.split(",") if name.strip()]
     for name in names:

@@ -52,11 +52,11 @@ def names_in_source(kind: str) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for path in sorted(LIBRARY.glob(pattern)):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names |= dict.fromkeys(_registered(node, registry, decorator))
+            names |= dict.fromkeys(_registrations(node, registry, decorator))
     return tuple(names)
 
 
-def _registered(node: ast.AST, registry: str, decorator: str) -> Iterator[str]:
+def _registrations(node: ast.AST, registry: str, decorator: str) -> Iterator[str]:
     if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
         if ast.unparse(target) == registry:
@@ -126,7 +126,7 @@ class _Help:
                 if param.name == "help" and OUTPUT in groups:
                     usual = OUTPUT
                 title = getattr(param, "rich_help_panel", None) or usual
-                groups.setdefault(title, []).append(_described(param))
+                groups.setdefault(title, []).append(_describe(param))
         first = max(len(name) for rows in groups.values() for name, _ in rows)
         formatter.write("\n")
         for title, rows in groups.items():
@@ -138,7 +138,7 @@ class _Help:
             self.format_commands(ctx, formatter)
 
 
-def _described(param: Any) -> tuple[str, str]:
+def _describe(param: Any) -> tuple[str, str]:
     """The names of an option with its value, and what it does with its default."""
     names = ", ".join(sorted(param.opts, key=len))
     names += "".join(f"/{name}" for name in param.secondary_opts)

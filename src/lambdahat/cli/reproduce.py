@@ -255,7 +255,7 @@ def run_demo(out: Path, seed: int, quiet: bool) -> int:
     """Train, measure, judge, write and print; 0 whatever the verdicts, 1 where a cell raised."""
     from joblib import cpu_count
 
-    experiment = seeded(DIGITS, seed)
+    experiment = with_seeds(DIGITS, seed)
     # a cell gives the same numbers in any process
     jobs = min(cpu_count(), len(experiment.grid(DEMO_SCALE)))
     with bars(quiet), one_thread():
@@ -283,7 +283,7 @@ def run_demo(out: Path, seed: int, quiet: bool) -> int:
     return code
 
 
-def seeded(experiment: Experiment, seed: int) -> Experiment:
+def with_seeds(experiment: Experiment, seed: int) -> Experiment:
     """The experiment with other seeds at the demonstration's scale."""
     cells = [{**cell, "seed": seed + cell["seed"]} for cell in experiment.scales[DEMO_SCALE]]
     return replace(experiment, scales={**experiment.scales, DEMO_SCALE: cells})

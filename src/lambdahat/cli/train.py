@@ -109,10 +109,10 @@ def run_train(
     rules = [_rule(text, model) for text in choices.regularizer or ()]
     trackers = _trackers(choices, recipe.seed)
     if out is not None:
-        _written(recipe.save, out)
+        _on_disk(recipe.save, out)
     with bars(quiet), warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", RuntimeWarning)
-        run = _written(
+        run = _on_disk(
             fit,
             problem,
             optimizer,
@@ -223,7 +223,7 @@ def _naming(
         raise InputError(f"{option} with {', '.join(plain)}: {text[:300]}") from error
 
 
-def _written(function: Any, *arguments: Any, **named: Any) -> Any:
+def _on_disk(function: Any, *arguments: Any, **named: Any) -> Any:
     """What the function returns; trouble with the disk is the input's fault, in one line."""
     try:
         return function(*arguments, **named)
@@ -259,17 +259,17 @@ def show(
             }
         )
     elif not quiet:
-        print_table(HEADER, [_row(row) for row in _thinned(run.epochs)], str(run))
+        print_table(HEADER, [_row(row) for row in _thin(run.epochs)], str(run))
         if trackers:
             print()
-            print_table(*tracked(run, trackers), "tracked, with standard errors")
+            print_table(*tracker_rows(run, trackers), "tracked, with standard errors")
         if out is not None:
             print(f"written to {out}")
     if not run.status.ok:
         say(f"{run.status.name}. {run.status.value}")
 
 
-def tracked(
+def tracker_rows(
     run: Run, trackers: Sequence[SampledTracker]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """A row for each quantity with its first and last value, and the status of the last."""
@@ -297,7 +297,7 @@ def tracked(
     return ("quantity", *places, "status"), rows
 
 
-def _thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _thin(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Rows spread evenly, the last one among them."""
     gap = -(-len(rows) // SHOWN)
     return (

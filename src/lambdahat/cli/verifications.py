@@ -28,7 +28,7 @@ def run_verify(
     pattern: str, seed: int, quick: bool, out: Path | None, as_json: bool, quiet: bool
 ) -> int:
     """Run the cases, print and write; the exit code."""
-    cases = chosen(suite(quick), pattern)
+    cases = matching_cases(suite(quick), pattern)
     with bars(quiet):
         verification = verify(cases, seed, quick, out)
     rows = [as_row(row) for row in verification.rows]
@@ -46,7 +46,7 @@ def run_verify(
     return NOT_CONVERGED if verification.failed else OK
 
 
-def chosen(cases: Sequence[KnownCase], pattern: str) -> list[KnownCase]:
+def matching_cases(cases: Sequence[KnownCase], pattern: str) -> list[KnownCase]:
     """The cases whose names a glob matches, whatever their letters' case."""
     matching = [case for case in cases if fnmatch(case.name.casefold(), pattern.casefold())]
     if not matching:

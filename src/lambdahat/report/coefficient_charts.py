@@ -16,7 +16,7 @@ from lambdahat.results.charts import (
     Chart,
     Series,
     charts_of,
-    counted,
+    count_text,
     gamma_text,
     half_width,
     interval_series,
@@ -158,7 +158,7 @@ def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
     looks = np.unique(np.linspace(max(draws / LOOKS, 1), draws, LOOKS).astype(int))
     places = np.unique(np.concatenate([looks, np.arange(1, draws + 1, math.ceil(draws / POINTS))]))
     final = result if isinstance(result, LearningCoefficient) else mean_energy(result)
-    over = f"{INTERVAL} over {counted(len(energies), 'chain')}"
+    over = f"{INTERVAL} over {count_text(len(energies), 'chain')}"
     series = []
     for chain, colour, name, _ in _looks(chains):
         seen = places[places <= _steady(energies[chain])]
@@ -224,7 +224,7 @@ def _setting(result: Chains | LearningCoefficient, chains: Chains) -> str:
         f"γ {gamma_text(chains.localization)}",
         f"{'h' if chains.kernel == 'Kinetic' else 'ε'} = {chains.step_size:.3g}",
         f"{chains.kernel}, {batch} samples a step",
-        counted(result.cost, "gradient"),
+        count_text(result.cost, "gradient"),
     ]
     return " · ".join(parts)
 
@@ -247,7 +247,7 @@ def _acceptance(chains: Chains) -> Chart:
         Series(name, *_rolling(chains.acceptances[chain], window), colour=colour, legend=legend)
         for chain, colour, name, legend in _looks(chains)
     )
-    caption = f"Means over {counted(window, 'draw')}."
+    caption = f"Means over {count_text(window, 'draw')}."
     look: Any = {"lines": ((f"mean {mean:.2f}", mean),), "y_range": (0.0, 1.05), "caption": caption}
     return Chart("Acceptance", _draw_label(chains), "acceptance", series, **look)
 
@@ -403,7 +403,7 @@ def _(scaling: VolumeScaling) -> list[Chart]:
     half = student_quantile(LEVEL, len(scaling.log_levels) - 1) * scaling.stderr
     above, below = numbers(volumes * np.expm1(half)), numbers(-volumes * np.expm1(-half))
     x, y, name = numbers(levels), numbers(volumes), "nested sampling"
-    runs = counted(len(scaling.log_levels), "run")
+    runs = count_text(len(scaling.log_levels), "run")
     look: Any = {"colour": "blue", "band": f"{INTERVAL} over {runs}"}
     series = [
         Series(name, x, y, above, "segments", below=below, faint=True, legend=False, **look),

@@ -45,10 +45,10 @@ from lambdahat.results.charts import (
     Heat,
     Series,
     charts_of,
-    compared,
     headline_of,
     interval_series,
     label_text,
+    larger_text,
 )
 from lambdahat.results.measurement import Comparison, Measurement
 from lambdahat.training.history import Run
@@ -732,7 +732,7 @@ def _(comparison: Comparison, name: str) -> str:
     least, most = by_value[0], by_value[-1]
     values = {one: comparison.value(quantity, one) for one in names}
     apart = comparison.difference(quantity, most, least)
-    told = compared(most, values[most], least, values[least], apart)
+    told = larger_text(most, values[most], least, values[least], apart)
     return f"{sentence(label_text(quantity))}: {told}"
 
 

@@ -41,7 +41,7 @@ from lambdahat.report import figures  # noqa: F401  (registers the charts)
 from lambdahat.report.plotly_charts import describe_chart, figure_of
 from lambdahat.report.style import minus
 from lambdahat.results import Result, Status
-from lambdahat.results.charts import Chart, Series, charts_of, counted, label_text
+from lambdahat.results.charts import Chart, Series, charts_of, count_text, label_text
 from lambdahat.results.measurement import Measurement
 from lambdahat.training.history import Run, parse_rows
 from lambdahat.training.trackers import is_failure
@@ -151,7 +151,7 @@ class LiveSource(ABC):
         if since == self.version or self.version not in self._states:
             return self._facts, None
         new, old = self._states[self.version], self._states.get(since, {})
-        changed = {key: _changed(old.get(key), chart) for key, chart in new.items()}
+        changed = {key: _chart_update(old.get(key), chart) for key, chart in new.items()}
         charts = {key: chart for key, chart in changed.items() if chart}
         return self._facts, {"version": self.version, "order": list(new), "charts": charts}
 
@@ -226,7 +226,7 @@ def _is_alive(pid: Any) -> bool:
     return True
 
 
-def _changed(old: Payload | None, new: Payload) -> Payload | None:
+def _chart_update(old: Payload | None, new: Payload) -> Payload | None:
     """A chart as the page needs it that has ``old``: whole, or the points that are new."""
     if old is None:
         return new
@@ -234,13 +234,13 @@ def _changed(old: Payload | None, new: Payload) -> Payload | None:
         return None
     before, now = old["figure"]["data"], new["figure"]["data"]
     traces = [
-        _grown(before[place] if place < len(before) else {}, trace)
+        _trace_update(before[place] if place < len(before) else {}, trace)
         for place, trace in enumerate(now)
     ]
     return {**new, "figure": {"data": traces, "layout": new["figure"]["layout"]}}
 
 
-def _grown(old: Mapping[str, Any], new: Mapping[str, Any]) -> Payload:
+def _trace_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> Payload:
     """A trace whole, or, if it begins like the old one, the points ``from`` which they differ."""
     lists = [key for key in LISTS if isinstance(new.get(key), list)]
     rest, before = ({k: v for k, v in one.items() if k not in lists} for one in (new, old))
@@ -297,9 +297,7 @@ class RunSource(LiveSource):
         run = Run(tuple(row for _, row in kept), about={"progress": "step" if by_step else "epoch"})
         charts = [chart for chart in charts_of(run) if chart.series or chart.heat or chart.warning]
         charts.sort(key=_rank)
-        return [
-            (chart.title if chart.heat else chart.y_label, _retitled(chart)) for chart in charts
-        ]
+        return [(chart.title if chart.heat else chart.y_label, _retitle(chart)) for chart in charts]
 
     def facts(self) -> list[dict[str, str]]:
         last, facts = self._last, []
@@ -342,7 +340,7 @@ def _rank(chart: Chart) -> int:
     return next(titles, len(FIRST))
 
 
-def _retitled(chart: Chart) -> Chart:
+def _retitle(chart: Chart) -> Chart:
     """Without the number of epochs, which is that of the rows that are kept."""
     return replace(chart, title=chart.title.partition(",")[0])
 
@@ -415,7 +413,7 @@ class SweepSource(LiveSource):
                 last = (error.strip().splitlines() or [""])[-1][:300]
                 raised.setdefault(last, []).append(self._label(settings))
         for error, cells in raised.items():
-            name = cells[0] if len(cells) == 1 else counted(len(cells), "cell")
+            name = cells[0] if len(cells) == 1 else count_text(len(cells), "cell")
             facts.append(_fact(name, "", "raised", error))
         return [*facts, *([_fact("charts", self._note)] if self._note else [])]
 

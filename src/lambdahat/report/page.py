@@ -25,7 +25,7 @@ from lambdahat.report.plotly_charts import describe_chart, figure_of
 from lambdahat.report.sections import Section, named_results, section_of_result, section_of_store
 from lambdahat.report.style import minus, sentence
 from lambdahat.results import Status
-from lambdahat.results.charts import Chart, counted, share_axes
+from lambdahat.results.charts import Chart, count_text, share_axes
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -118,11 +118,11 @@ def _environment() -> Environment:
         "aligned": aligned,
         "claim_groups": _claim_groups,
         "below": _below,
-        "counted": counted,
+        "counted": count_text,
         "cut": cut,
         "describe": describe_chart,
         "forest": forest,
-        "met": _met,
+        "met": _filter_values,
         "minus": minus,
         "parts": _parts,
         "remedies": _remedies,
@@ -178,7 +178,7 @@ def _claim_lines(places: Sequence[Place]) -> list[dict[str, Any]]:
     ]
 
 
-def _met(lines: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+def _filter_values(lines: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     """The values of a filter that there are; verdicts in their own order."""
     met = dict.fromkeys(line[name] for line in lines if line[name])
     order = [*MARKS, PAPERS, OWN, LARGEST, SMALLER]
@@ -472,10 +472,10 @@ def _sections_of_stores(folders: Sequence[str | Path], find: Find | None) -> lis
     known = {name: place for place, name in enumerate(published.PLACES)}
     stores = [store for folder in folders for store in stores_in(folder)]
     stores.sort(key=lambda store: known.get(store.experiment, len(known)))
-    return [section_of_store(store, _known(find, store.experiment)) for store in stores]
+    return [section_of_store(store, _experiment_of(find, store.experiment)) for store in stores]
 
 
-def _known(find: Find | None, name: str) -> Experiment | None:
+def _experiment_of(find: Find | None, name: str) -> Experiment | None:
     """The experiment of a store; None where another version of the library has made it."""
     try:
         return (find or published.find)(name)

@@ -442,7 +442,7 @@ def _layout(chart: Chart) -> dict[str, Any]:
         if heat is not None
         else [y for series in chart.series for y in series.y if series.style != "rug"]
     )
-    x_axis = _axis(chart.x_label, across, chart.x_log, chart.x_range, heat) | _named(chart, names)
+    x_axis = _axis(chart.x_label, across, chart.x_log, chart.x_range, heat) | _ticks(chart, names)
     layout: dict[str, Any] = {
         "xaxis": x_axis,
         "yaxis": _axis(chart.y_label, up, chart.y_log, chart.y_range, heat),
@@ -535,7 +535,7 @@ def _log_ticks(places: Sequence[Any], ends: tuple[float | None, float | None]) -
     return axis
 
 
-def _named(chart: Chart, names: Sequence[str]) -> dict[str, Any]:
+def _ticks(chart: Chart, names: Sequence[str]) -> dict[str, Any]:
     """Names below an axis in short lines, slanted where they do not fit side by side; nothing for
     numbers.
 
@@ -593,25 +593,25 @@ def _marks(chart: Chart) -> tuple[list[Trace], list[Trace]]:
 
 def _flip(figure: dict[str, Any]) -> dict[str, Any]:
     """The figure with x down the left side, its first place on top."""
-    data = [_swapped(trace) for trace in figure["data"]]
+    data = [_swap(trace) for trace in figure["data"]]
     for trace in data:
         told = trace.get("hovertemplate", "").replace("%{x", "%{·").replace("%{y", "%{x")
         trace["hovertemplate"] = told.replace("%{·", "%{y")
         if trace["type"] == "bar":
             trace["orientation"] = "h"
-    layout = _swapped(figure["layout"])
+    layout = _swap(figure["layout"])
     names = layout["yaxis"].get("tickvals", ())
     if len(names) > 1:
         layout["yaxis"]["range"] = [len(names) - 0.4, -0.6]
     else:
         layout["yaxis"]["autorange"] = "reversed"
     for part in ("shapes", "annotations"):
-        layout[part] = [_swapped(each) for each in layout.get(part, [])]
+        layout[part] = [_swap(each) for each in layout.get(part, [])]
     for note in layout["annotations"]:
         note |= {"xanchor": "left", "yanchor": "top"} if note.get("yref") == "paper" else {}
     return {"data": data, "layout": layout}
 
 
-def _swapped(part: dict[str, Any]) -> dict[str, Any]:
+def _swap(part: dict[str, Any]) -> dict[str, Any]:
     both = FLIPPED | {value: key for key, value in FLIPPED.items()}
     return {both.get(key, key): value for key, value in part.items()}

@@ -23,7 +23,7 @@ from lambdahat.results.charts import (
     Mark,
     Series,
     charts_of,
-    counted,
+    count_text,
     headline_of,
     interval_series,
     is_wide,
@@ -93,7 +93,7 @@ def _(run: Run) -> list[Chart]:
             title = title[:1].upper() + title[1:]
             if label == LOSS:
                 ended = "" if run.ended == "epochs" else f", {run.ended}"
-                title = with_status(f"{title}, {counted(len(run), 'epoch')}{ended}", run.status)
+                title = with_status(f"{title}, {count_text(len(run), 'epoch')}{ended}", run.status)
             about = str(run.about.get("progress", "epoch"))
             fault = faults.get(label, "")
             charts.append(Chart(title, about, label, tuple(series), y_log=wide, warning=fault))
@@ -160,7 +160,7 @@ def _(run: Run, name: str) -> str:
     losses = [row["loss"] for row in run.history if _finite(row.get("loss"))]
     if not losses:
         return "No epoch was finished"
-    fell = f"Training loss {losses[0]:.4g} → {losses[-1]:.4g} in {counted(len(run), 'epoch')}"
+    fell = f"Training loss {losses[0]:.4g} → {losses[-1]:.4g} in {count_text(len(run), 'epoch')}"
     best = {key: run.best[key] for key in ACCURACIES if _finite(run.best.get(key))}
     told = [f"{ACCURACIES[key]} accuracy {value:.4g}" for key, value in best.items()]
     return "; ".join([fell, *told])
@@ -268,7 +268,7 @@ def _(advice: Advice) -> list[Chart]:
         told, marks, ends = _rates(advice, levels)
     else:
         told = _damping(advice, levels)
-    trained = _advised(advice, "stable rate by training")
+    trained = _advice_for(advice, "stable rate by training")
     if rates and trained:
         told.append(interval_series("by training", trained, colour="green"))
     bound = "Largest stable learning rate" if rates else "Least stable damping"
@@ -297,7 +297,7 @@ def _batch_rates(advice: Advice) -> list[Series]:
             if each.name.startswith("largest stable rate")
         }
     )
-    return [interval_series(name, _advised(advice, name)) for name in names]
+    return [interval_series(name, _advice_for(advice, name)) for name in names]
 
 
 def _rates(advice: Advice, levels: NoiseLevels) -> tuple[list[Series], list[Mark], list[Mark]]:
@@ -306,7 +306,7 @@ def _rates(advice: Advice, levels: NoiseLevels) -> tuple[list[Series], list[Mark
     curve = _prediction(
         levels, lambda b: expected_limit(levels, request, b), "largest stable, from τ²", "blue"
     )
-    measured = _advised(advice, "largest stable rate")
+    measured = _advice_for(advice, "largest stable rate")
     points = interval_series("largest stable, from batches", measured, colour="vermilion")
     return (
         [curve, points],
@@ -320,7 +320,7 @@ def _damping(advice: Advice, levels: NoiseLevels) -> list[Series]:
     series = []
     names = sorted({each.name for each in advice.recommendations if each.name.startswith("least")})
     for name, colour in zip(names, ("blue", "vermilion", "amber"), strict=True):
-        advised = _advised(advice, name)
+        advised = _advice_for(advice, name)
         size, value = advised[0]
         b = levels.view(int(size)).effective
 
@@ -334,7 +334,7 @@ def _damping(advice: Advice, levels: NoiseLevels) -> list[Series]:
     return series
 
 
-def _advised(advice: Advice, name: str) -> list[tuple[float, Estimate]]:
+def _advice_for(advice: Advice, name: str) -> list[tuple[float, Estimate]]:
     return [(each.batch_size, each.value) for each in advice.recommendations if each.name == name]
 
 

@@ -28,7 +28,7 @@ from lambdahat.results import Chains, Estimate, LearningCoefficient, Result
 from lambdahat.results.charts import (
     Chart,
     charts_of,
-    counted,
+    count_text,
     headline_of,
     is_number,
     label_text,
@@ -190,7 +190,7 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
     """The section of one experiment at one scale, from its store; rows only without it."""
     rows, about, failed = store.rows(), store.about(), store.errors()
     notes = (
-        [f"{counted(len(failed), 'cell')} raised; the last error: {failed[-1][1].strip()}"]
+        [f"{count_text(len(failed), 'cell')} raised; the last error: {failed[-1][1].strip()}"]
         if failed
         else []
     )

@@ -29,7 +29,7 @@ from lambdahat.results.charts import (
     Heat,
     Series,
     charts_of,
-    counted,
+    count_text,
     half_width,
     headline_of,
     histogram,
@@ -94,12 +94,12 @@ def _(spectrum: Spectrum) -> list[Chart]:
     look: Any = {"style": "stems", "statuses": [spectrum.status.name] * int(kept.sum())}
     series = Series("Ritz values", numbers(nodes[kept]), numbers(weights[kept]), **look)
     title = with_status("Ritz values", spectrum.status)
-    caption = f"P = {spectrum.dim:,}, {counted(probes, 'probe')}, depth {depth}."
+    caption = f"P = {spectrum.dim:,}, {count_text(probes, 'probe')}, depth {depth}."
     ends, one = (float(weights[kept].min()) / 3, 2.0), (("one eigenvalue, 1/P", 1 / spectrum.dim),)
     stems = Chart(
         title, EIGENVALUE, SHARE, (series,), y_log=True, y_range=ends, lines=one, caption=caption
     )
-    over = f"{INTERVAL} over {counted(probes, 'probe')}"
+    over = f"{INTERVAL} over {count_text(probes, 'probe')}"
     return [stems, dataclasses.replace(density_chart(spectrum.density(), over), page_only=True)]
 
 
@@ -177,7 +177,7 @@ def _(pairs: Eigenpairs) -> list[Chart]:
     ranks = list(range(1, len(values) + 1))
     look: Any = {"band": band, "statuses": statuses}
     bars = Series("eigenvalues", ranks, numbers(values), numbers(residuals), "bars", **look)
-    title = with_status(counted(len(values), "eigenvalue"), pairs.status)
+    title = with_status(count_text(len(values), "eigenvalue"), pairs.status)
     return [Chart(title, "rank", EIGENVALUE, (bars,), lines=(("", 0.0),))]
 
 
@@ -221,7 +221,7 @@ def _(moments: Moments) -> list[Chart]:
         numbers(moments.values),
         numbers(half),
         "points",
-        band=f"{INTERVAL} over {counted(moments.probes, 'probe')}",
+        band=f"{INTERVAL} over {count_text(moments.probes, 'probe')}",
         statuses=[moments.status.name] * len(moments),
     )
     title = with_status(f"{moments.basis.capitalize()} moments", moments.status)
@@ -375,9 +375,9 @@ def _(found: GraphSpectrum) -> list[Chart]:
         [value if value > floor / 100 else None for value in numbers(values)],
     )
     sizes = (
-        counted(found.nodes, "node"),
-        counted(found.edges, "edge"),
-        counted(len(found.moments) - 1, "moment"),
+        count_text(found.nodes, "node"),
+        count_text(found.edges, "edge"),
+        count_text(len(found.moments) - 1, "moment"),
     )
     look: Any = {"y_range": (floor, 2 * float(values.max())), "x_range": (-0.05, 2.05)}
     title, caption = with_status(f"Spectrum of {found.name}", found.status), f"{', '.join(sizes)}."

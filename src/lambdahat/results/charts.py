@@ -381,7 +381,7 @@ def _(coefficient: LearningCoefficient, name: str) -> str:
     return f"λ̂ = {value_text(coefficient)}{settings_text(coefficient, ' at ')}"
 
 
-def compared(one: str, first: Estimate, other: str, second: Estimate, apart: Estimate) -> str:
+def larger_text(one: str, first: Estimate, other: str, second: Estimate, apart: Estimate) -> str:
     """Which of two is larger, with both numbers; ``apart`` is first − second with its error."""
     low, high = (float(end) for end in apart.interval())
     values = f"{value_text(first)} against {value_text(second)}"
@@ -455,7 +455,7 @@ def numpy_of(values: Any) -> Array:
     )
 
 
-def counted(number: int, noun: str) -> str:
+def count_text(number: int, noun: str) -> str:
     """A text such as "1 probe", "1,200 parameters"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 

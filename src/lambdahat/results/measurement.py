@@ -87,7 +87,7 @@ class Comparison(Result):
 
     def value(self, quantity: str, name: str) -> Estimate:
         """The estimate of one problem; of several, their mean and its standard error over them."""
-        return _mean(self._found(quantity, name))
+        return _mean(self._parts(quantity, name))
 
     def difference(self, quantity: str, name: str, other: str) -> Estimate:
         """``name`` less ``other``.
@@ -96,10 +96,10 @@ class Comparison(Result):
         mean over seeds. With one each it is the error of measuring these two, which says nothing
         about other trainings.
         """
-        pairs = zip(self._found(quantity, name), self._found(quantity, other), strict=True)
+        pairs = zip(self._parts(quantity, name), self._parts(quantity, other), strict=True)
         return _mean([_less(one, two) for one, two in pairs])
 
-    def _found(self, quantity: str, name: str) -> tuple[Estimate, ...]:
+    def _parts(self, quantity: str, name: str) -> tuple[Estimate, ...]:
         require_choice(quantity, "quantity", self.readings)
         return self.readings[quantity][require_choice(name, "name", self.names)]
 

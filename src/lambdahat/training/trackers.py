@@ -170,7 +170,7 @@ class SampledTracker(ABC):
     def sample_of(self, problem: Problem) -> Problem:
         """The problem on the tracker's samples; it shares the parameters being trained."""
         if self._drawn is None or self._drawn[0]() is not problem:
-            self._drawn = weakref.ref(problem), _sampled(problem, self.samples, self.seed)
+            self._drawn = weakref.ref(problem), _sample_of(problem, self.samples, self.seed)
         return self._drawn[1]
 
     def state_dict(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def describe_tracker(tracker: Any) -> str:
     return f"{type(tracker).__name__}({text})"
 
 
-def _sampled(problem: Problem, samples: int | None, seed: int) -> Problem:
+def _sample_of(problem: Problem, samples: int | None, seed: int) -> Problem:
     """A part of the data in few large batches; with batch statistics, in the problem's own."""
     if samples is None or not problem.has_data or samples >= problem.num_samples:
         return problem

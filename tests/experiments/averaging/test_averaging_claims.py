@@ -554,11 +554,11 @@ def test_language_claims_wait_for_iterates_that_have_settled():
     assert unmet["averages from 75% of the run are below Adam"].endswith(
         "its iterates go on from 6.5 to 6"
     )
-    assert gadam_language.unlearnt(Rows(language_rows(1)), "Adam") == ""
+    assert gadam_language.unlearnt_reason(Rows(language_rows(1)), "Adam") == ""
     flat = [
         row | {"iterate perplexity": 20.0} for row in language_rows(1) if row["kind"] == "epoch"
     ]
-    assert "Adam learnt little, perplexity 20 from 20" in gadam_language.unlearnt(
+    assert "Adam learnt little, perplexity 20 from 20" in gadam_language.unlearnt_reason(
         Rows(flat), "Adam"
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
-from lambdahat.experiments.averaging.averaged_training import comparison, decades, unlearnt
+from lambdahat.experiments.averaging.averaged_training import comparison, decades, unlearnt_reason
 from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Series, Table
 
 WITH, WITHOUT = "with batch norm", "without batch norm"
@@ -100,22 +100,22 @@ def claims(rows: Rows) -> Iterator[Claim]:
     of = {name: normed.where(run=name) for name in (*AVERAGED, "AdamW", SLOW)}
     pair, bare = ((part.where(run="Gadam"), part.where(run="AdamW")) for part in (normed, plain))
     adam, swa, gadam = of["Adam-IA"], of["SWA"], of["Gadam"]
-    yield claim("start", **comparison(adam, swa, "at start", unmet=unlearnt))
+    yield claim("start", **comparison(adam, swa, "at start", unmet=unlearnt_reason))
     yield claim("gain", **comparison(adam, swa, "gain"))
     yield claim("end", **comparison(adam, swa))
     yield claim("Gadam", **comparison(gadam, adam))
-    yield claim("decay", **comparison(gadam, adam, "max norm before", decades, unlearnt))
+    yield claim("decay", **comparison(gadam, adam, "max norm before", decades, unlearnt_reason))
     reading = kit.gap_of_gaps(pair, bare, "accuracy")
     yield claim("batch norm", reading, unmet=runs.unready(*pair, *bare))
-    effective = comparison(gadam, of["AdamW"], "effective rate", decades, unlearnt)
+    effective = comparison(gadam, of["AdamW"], "effective rate", decades, unlearnt_reason)
     yield claim("effective", **effective)
     averaged, parts = normed.where(run=AVERAGED), [of[name] for name in AVERAGED]
     reading = runs.change(averaged, "average norm", "iterate norm")
-    yield claim("shorter", reading, unmet=unlearnt(*parts))
+    yield claim("shorter", reading, unmet=unlearnt_reason(*parts))
     reading = runs.change(averaged, "accuracy", "iterate accuracy")
     yield claim("above", reading, unmet=runs.unready(*parts))
     yield claim("high rate", falls(swa, of[SLOW]), unmet=runs.unready(swa, of[SLOW]))
-    yield claim("norms", **comparison(gadam, swa, "average norm", decades, unlearnt))
+    yield claim("norms", **comparison(gadam, swa, "average norm", decades, unlearnt_reason))
 
 
 def falls(upper: Rows, lower: Rows) -> Reading:

@@ -455,10 +455,10 @@ SETTLED = 1.0  # points that the iterates may still gain while they are averaged
 
 def unready(*parts: Rows) -> str:
     """Why the accuracies of runs cannot be compared, or ""; each part is the end of one setting."""
-    return unlearnt(*parts) or saturated(*parts) or unsettled(*parts)
+    return unlearnt_reason(*parts) or ceiling_reason(*parts) or unsettled_reason(*parts)
 
 
-def unlearnt(*parts: Rows) -> str:
+def unlearnt_reason(*parts: Rows) -> str:
     """Names a run whose held-out accuracy is less than twice chance, or ""."""
     for part in parts:
         accuracy = kit.over_seeds(part, "accuracy").value
@@ -470,7 +470,7 @@ def unlearnt(*parts: Rows) -> str:
     return ""
 
 
-def saturated(*parts: Rows) -> str:
+def ceiling_reason(*parts: Rows) -> str:
     """Says that all runs are near 100 %, so that they cannot be ordered, or ""."""
     values = [kit.over_seeds(part, "accuracy").value for part in parts]
     if values and all(value >= SATURATED for value in values):
@@ -478,7 +478,7 @@ def saturated(*parts: Rows) -> str:
     return ""
 
 
-def unsettled(*parts: Rows) -> str:
+def unsettled_reason(*parts: Rows) -> str:
     """Averages that began while the iterates still improved, where the thesis lets them begin once
     "the validation statistics stop improving and iterates oscillate around the minimum" (§7.5.6).
     """

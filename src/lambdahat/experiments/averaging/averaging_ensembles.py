@@ -115,9 +115,9 @@ def claims(rows: Rows) -> Iterator[Claim]:
     rises = kit.gap_of_gaps((most, most), (none, none), "average gain", "ensemble gain")
     yield claim("rises", rises)
     reading = runs.gap(most, none, "ensemble gain")
-    yield claim("agnostic", reading, unmet=runs.unlearnt(none, most))
+    yield claim("agnostic", reading, unmet=runs.unlearnt_reason(none, most))
     reading = runs.change(rows, "ensemble", "member")
-    yield claim("ensemble", reading, unmet=runs.unlearnt(rows))
+    yield claim("ensemble", reading, unmet=runs.unlearnt_reason(rows))
     yield claim("apart", runs.gap(most, none, "distance"), unit="")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
-from lambdahat.experiments.averaging.averaged_training import comparison, recipe, unlearnt
+from lambdahat.experiments.averaging.averaged_training import comparison, recipe, unlearnt_reason
 from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table
 
 STARTS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the run
@@ -64,7 +64,7 @@ def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> It
     base = runs.BASES[name]
     flat, scheduled = rows.where(run=base + FLAT), rows.where(kind="end", run=base + SCHEDULED)
     made, epochs = flat.where(kind="average", frequency=0), flat.where(kind="epoch")
-    learnt = unlearnt(flat.where(kind="end"), scheduled)
+    learnt = unlearnt_reason(flat.where(kind="end"), scheduled)
     claim = kit.ClaimTexts(f"""
         beats: {prefix}{name} beats {base} with its schedule when averages begin at {{share:.0%}} of
           the run | §7.8.4, Figure 7.11 | for any reasonable T_avg | above | points
@@ -73,7 +73,7 @@ def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> It
     """)
     for share in SENSIBLE:
         reading = runs.gap(made.where(start=share), scheduled, "accuracy")
-        unmet = learnt or runs.unsettled(iterates_at(epochs, share, base))
+        unmet = learnt or runs.unsettled_reason(iterates_at(epochs, share, base))
         yield claim("beats", reading, share=share, unmet=unmet)
     usual = made.where(start=REFERENCE).paired("accuracy")
     tuned = kit.paired_difference(runs.tuned_start(made, "accuracy"), usual)
@@ -120,8 +120,10 @@ def _frequency_claims(of: dict[str, Rows], flat: Rows) -> Iterator[Claim]:
         seldom: averaging once per epoch is above averaging every step
           | §7.8.6, Figure 7.13b | slightly better | above | points
     """)
-    unmet = unlearnt(of["AdamW, flat"], of["AdamW, linear"])
-    unmet = unmet or runs.unsettled(iterates_at(flat.where(kind="epoch"), REFERENCE, "AdamW"))
+    unmet = unlearnt_reason(of["AdamW, flat"], of["AdamW, linear"])
+    unmet = unmet or runs.unsettled_reason(
+        iterates_at(flat.where(kind="epoch"), REFERENCE, "AdamW")
+    )
     made = flat.where(kind="average", start=REFERENCE)
     reading = runs.gap(made.where(frequency=0), made.where(frequency=1), "accuracy")
     yield claim("same", reading, unmet=unmet)
@@ -140,7 +142,7 @@ def _schedule_claims(of: dict[str, Rows]) -> Iterator[Claim]:
     flat, step = of["SGD, flat"], of["SGD, step"]
     trained, held_out = "training accuracy", "iterate accuracy"
     apart = kit.over_seeds(flat, trained).value - kit.over_seeds(flat, held_out).value
-    unmet = unlearnt(flat, step)
+    unmet = unlearnt_reason(flat, step)
     if not unmet and apart > NO_GAP:
         unmet = f"the gap at a flat rate is {apart:.0f} points already, where the thesis has none"
     reading = kit.gap_of_gaps((step, step), (flat, flat), trained, held_out)
@@ -169,12 +171,12 @@ def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> Iterator[Claim]:
     """)
     yield from lookahead_pairs(of, where)
     pair = of["AdamW + LH"], of["AdamW, linear"]
-    yield claim("speed", **comparison(*pair, "early", unmet=unlearnt))
+    yield claim("speed", **comparison(*pair, "early", unmet=unlearnt_reason))
     rough = [fluctuation(epochs.where(run=name)) for name in ("AdamW + LH", "AdamW, linear")]
-    yield claim("smooth", kit.paired_difference(*rough), unmet=unlearnt(pair[0]))
+    yield claim("smooth", kit.paired_difference(*rough), unmet=unlearnt_reason(pair[0]))
     yield claim("near", **comparison(of[both], gadam))
     yield claim("above", ahead, unmet=runs.unready(of[both], of[rival]))
-    yield claim("fastest", faster, unmet=unlearnt(of[both], of[runner]))
+    yield claim("fastest", faster, unmet=unlearnt_reason(of[both], of[runner]))
 
 
 def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> Iterator[Claim]:
@@ -210,7 +212,7 @@ def _automatic_claims(of: dict[str, Rows]) -> Iterator[Claim]:
     parts = [of[name] for name in ("Gadam", "Gadam-Auto", "SWA", "SWA-Auto")]
     gadam, gadam_auto, swa, swa_auto = parts
     # that they may begin too soon is part of what is tested
-    unmet = unlearnt(*parts) or runs.saturated(*parts)
+    unmet = unlearnt_reason(*parts) or runs.ceiling_reason(*parts)
     claim = kit.ClaimTexts(text, unit=" points", unmet=unmet)
     yield claim("GadamAuto", runs.gap(gadam_auto, swa_auto, "accuracy"))
     yield claim("cost", kit.gap_of_gaps((swa, swa_auto), (gadam, gadam_auto), "accuracy"))

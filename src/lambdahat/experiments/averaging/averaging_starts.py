@@ -76,7 +76,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
         printed = " to ".join(f"{PRINTED[kind, name][0]:.2f}" for name in reversed(AVERAGED))
         words = "GadamX with its best T_avg is above Gadam with its own (over the other seeds)"
         said = f"{network}: {words}", "§7.8.4, Table 7.6", printed
-        unmet = runs.unlearnt(*flat) or runs.saturated(*flat)
+        unmet = runs.unlearnt_reason(*flat) or runs.ceiling_reason(*flat)
         reading = kit.paired_difference(gadam_x, gadam)
         yield Claim(*said, reading, unit=" points", unmet=unmet)
         if kind == LOOKAHEAD_ON:
@@ -102,7 +102,7 @@ def lookahead_claims(prefix: str, ends: Rows) -> Iterator[Claim]:
           | {WHERE} | stronger than our result without Lookahead
     """)
     yield from schedules.lookahead_pairs(of, WHERE, prefix)
-    apart, unmet = runs.gap(of[fast], of[slow], "early"), runs.unlearnt(*of.values())
+    apart, unmet = runs.gap(of[fast], of[slow], "early"), runs.unlearnt_reason(*of.values())
     yield claim("alike", apart, unmet=unmet)
     yield claim("ahead", **runs.comparison(of[ahead], of["Gadam"]))
 

@@ -212,8 +212,8 @@ def network_claims(network: str, ends: Rows) -> Iterator[Claim]:
     yield claim("best", reading, unmet=runs.unready(of["GadamX"], of[rival]))
     value = runs.change(ends.where(optimizer=averaged), "accuracy", "before")
     yield claim("average", value, unmet=runs.unready(*(of[name] for name in averaged)))
-    yield claim("sharp", **comparison(gadam, sgd, "largest", decades, runs.unlearnt))
-    longer = comparison(gadam, sgd, "solution norm", unmet=runs.unlearnt) | {"unit": ""}
+    yield claim("sharp", **comparison(gadam, sgd, "largest", decades, runs.unlearnt_reason))
+    longer = comparison(gadam, sgd, "solution norm", unmet=runs.unlearnt_reason) | {"unit": ""}
     yield claim("norm", **longer)
 
 

@@ -197,12 +197,12 @@ def claims(rows: Rows) -> Iterator[Claim]:
     for start in STARTS:
         if start != START:
             reading = runs.gap(made.where(start=start, frequency=1), of["Adam"], TEST)
-            unmet = unlearnt(epochs, "Adam") or unsettled(epochs, "Gadam", start)
+            unmet = unlearnt_reason(epochs, "Adam") or unsettled_reason(epochs, "Gadam", start)
             yield claim("start", reading, start=start, unmet=unmet)
     half = made.where(start=START)
     best = runs.tuned_start(made.where(frequency=1), TEST, lowest=True)
     tuned = kit.paired_difference(best, half.where(frequency=1).paired(TEST))
-    yield claim("tuned", tuned, unmet=unlearnt(epochs, "Gadam"))
+    yield claim("tuned", tuned, unmet=unlearnt_reason(epochs, "Gadam"))
     unmet = unready(epochs, "Gadam")
     reading = runs.gap(half.where(frequency=seldom), half.where(frequency=1), "perplexity")
     yield claim("same", reading, unmet=unmet)
@@ -212,11 +212,14 @@ def claims(rows: Rows) -> Iterator[Claim]:
 def unready(epochs: Rows, *names: str) -> str:
     """Why runs cannot be compared by their perplexity, by rules that do not look at the outcome."""
     averaged = [name for name in names if name in AVERAGED]
-    reasons = [unlearnt(epochs, *names), *(unsettled(epochs, name, START) for name in averaged)]
+    reasons = [
+        unlearnt_reason(epochs, *names),
+        *(unsettled_reason(epochs, name, START) for name in averaged),
+    ]
     return next((reason for reason in reasons if reason), "")
 
 
-def unlearnt(epochs: Rows, *names: str) -> str:
+def unlearnt_reason(epochs: Rows, *names: str) -> str:
     """Names a run whose final perplexity is above half of that after one epoch, or ""."""
     for name in names:
         before, after = (_iterates(epochs, name, share) for share in (0.0, 1.0))
@@ -225,7 +228,7 @@ def unlearnt(epochs: Rows, *names: str) -> str:
     return ""
 
 
-def unsettled(epochs: Rows, name: str, start: float) -> str:
+def unsettled_reason(epochs: Rows, name: str, start: float) -> str:
     """Why averages begin too soon: the perplexity still falls by more than ``STEADY`` of itself."""
     before, after = (_iterates(epochs, name, share) for share in (start, 1.0))
     if after < (1 - STEADY) * before:

@@ -126,7 +126,7 @@ def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
 def claims(rows: Rows) -> Iterator[Claim]:
     """Claims on the spiked model, then on networks half-way through training."""
     matrices = rows.where(part="matrix")
-    trained, unmet = training.learnt(rows.where(part="network"))
+    trained, unmet = training.learnt_rows(rows.where(part="network"))
     half = trained.where(last=False)
     what, classes, law = kit.subject(half), half[0]["classes"], TracyWidom()
     claim = kit.ClaimTexts(f"""
@@ -168,7 +168,8 @@ def claims(rows: Rows) -> Iterator[Claim]:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Spikes as predicted and as found; the networks' bulks."""
-    matrices, (networks, _) = rows.where(part="matrix"), training.learnt(rows.where(part="network"))
+    matrices = rows.where(part="matrix")
+    networks, _ = training.learnt_rows(rows.where(part="network"))
     first, lines = matrices[0], list[tuple[str, ...]]()
     for place, spike in enumerate(SPIKES):
         line = [f"{spike:g}"]
@@ -192,7 +193,7 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Both spectra, and how much of each eigenvector is kept."""
-    half = training.learnt(rows.where(part="network"))[0].where(last=False)
+    half = training.learnt_rows(rows.where(part="network"))[0].where(last=False)
     matrix, net = rows.where(part="matrix", seed=0)[0], half[0]
     for title, row, source in (
         ("Spiked matrix", matrix, "Figure 6.1a"),

@@ -36,7 +36,7 @@ THEIRS = "VGG-16, CIFAR-100"
 
 def claims(rows: Rows) -> Iterator[kit.Claim]:
     """Two similar matrices, a dissimilar diagonal, consistent probes, and lines of the loss."""
-    part, unmet = training.learnt(rows)
+    part, unmet = training.learnt_rows(rows)
     for claim in [*_matrix_claims(part), *_line_claims(part)]:
         sentence = f"{kit.subject(rows)}: {claim.sentence}"
         printed = f"{claim.published} ({THEIRS})"
@@ -112,7 +112,7 @@ def _line_claims(rows: Rows) -> Iterator[Claim]:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """The spectra, the diagonal, and the lines."""
-    rows, _ = training.learnt(rows)
+    rows, _ = training.learnt_rows(rows)
     shown = "largest", "smallest", "negative", "negative rest", "at zero"
     of = {words: _spectra(rows, name) for name, words in NAMES.items()}
     lines = [(words, *kit.means(part, *shown)) for words, part in of.items()]
@@ -136,7 +136,7 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Stem plots of the first seed that has learnt, the diagonal among them, and the lines."""
-    rows, _ = training.learnt(rows)
+    rows, _ = training.learnt_rows(rows)
     first = rows.where(seed=rows[0]["seed"])
     flat = first.where(kind="diagonal")[0]
     shown = [kit.stems(words, _spectra(first, name)[0]) for name, words in NAMES.items()]

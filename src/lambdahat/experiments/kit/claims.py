@@ -70,7 +70,7 @@ class Reading:
         dof = count - (self.count - self.dof)
         return float(stats.nct.sf(stats.t.isf(level, dof), dof, shift)) if dof > 0 else math.nan
 
-    def planned(self, threshold: float, level: float, power: float = POWER) -> int | None:
+    def seeds_for(self, threshold: float, level: float, power: float = POWER) -> int | None:
         """The number of seeds that reaches a power; None beyond MOST_SEEDS."""
 
         def enough(count: int) -> bool:
@@ -276,7 +276,7 @@ class Claim:
         reading, edge = self.reading, self.edge
         if not reading.stderr > 0 or reading.count < 2 or not reading.value - edge:
             return math.nan, math.nan
-        seeds = reading.planned(edge, level) or math.inf
+        seeds = reading.seeds_for(edge, level) or math.inf
         return reading.power(edge, level, reading.count), seeds
 
     @property

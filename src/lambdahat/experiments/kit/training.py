@@ -228,7 +228,7 @@ def mean_square(curvature: LinearOperator, seed: int) -> Row:
     }
 
 
-def learnt(rows: Rows) -> tuple[Rows, str]:
+def learnt_rows(rows: Rows) -> tuple[Rows, str]:
     """The rows of the seeds whose networks have learnt, and why they are too few to judge, or "".
 
     A network that trains to less than twice the accuracy of guessing has not; where all have, any

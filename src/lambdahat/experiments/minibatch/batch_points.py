@@ -199,7 +199,7 @@ def training_stops(
     if subject.samples is not None and subject.samples < len(x):
         order = torch.randperm(len(x), generator=generator(seed, "full data"))
         x, y = x[order[: subject.samples]], y[order[: subject.samples]]
-    x, y = cut(x, subject.model).to(device), y.to(device)
+    x, y = crop(x, subject.model).to(device), y.to(device)
     shape, start = tuple(x.shape[1:]), derived_seed(seed, subject.network)
     model = make_model(subject.model, shape, split.classes, start, **subject.options).to(device)
     problem, full = (
@@ -216,7 +216,7 @@ def training_stops(
         yield epoch, full.at(full.vector)
 
 
-def cut(x: Tensor, model: str) -> Tensor:
+def crop(x: Tensor, model: str) -> Tensor:
     """The centre of images (n, C, H, W) that are too large for LeNet-5; others as they are."""
     if model != "lenet5" or x.shape[-1] == SIDE:
         return x

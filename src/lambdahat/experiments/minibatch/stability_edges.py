@@ -30,7 +30,7 @@ from lambdahat.data.splits import Split
 from lambdahat.estimators import eigenpairs, variance
 from lambdahat.experiments.kit.cells import Row, Rows
 from lambdahat.experiments.kit.claims import Reading, Table, mean_of, table
-from lambdahat.experiments.minibatch.batch_points import cut, load_split
+from lambdahat.experiments.minibatch.batch_points import crop, load_split
 from lambdahat.models import make_model
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
@@ -453,7 +453,7 @@ def prepare(
     require(enough, subject.data, wanted, f"{len(x):,}")
     order = torch.randperm(len(x), generator=generator(seed, "training samples"))
     x, y = x[order[: subject.samples]], y[order[: subject.samples]]
-    x, x_test = cut(x, subject.model), cut(x_test, subject.model)
+    x, x_test = crop(x, subject.model), crop(x_test, subject.model)
     models = []
     for index in range(subject.seeds):
         start, shape = derived_seed(seed, subject.network, index), tuple(x.shape[1:])

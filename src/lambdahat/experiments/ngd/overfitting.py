@@ -41,7 +41,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
             own = optimizer not in optimizers
             sentence = f"{words} of {name} grows with the validation loss while overfitting"
             said = (ngd.HERE, "not shown") if own else (source, "increases")
-            reading, reason = with_validation(part, column), _unmet(part, name, column)
+            reading, reason = with_validation(part, column), _unmet_reason(part, name, column)
             yield Claim(sentence, *said, reading, unit=" % per %", unmet=reason, own=own)
 
 
@@ -75,7 +75,7 @@ def _late(rows: Rows, interpolated: bool = False) -> list[Rows]:
     return parts
 
 
-def _unmet(rows: Rows, name: str, column: str) -> str:
+def _unmet_reason(rows: Rows, name: str, column: str) -> str:
     """Why overfitting cannot be judged: too few points of half of the runs, or no minima."""
     late, whole = _late(rows), _late(rows, interpolated=True)
     short = sum(len(part) < LEAST_POINTS for part in late)

@@ -54,7 +54,7 @@ class RuleRates:
         """The learning rate of a rule's regime."""
         return self.rates[regime_of(label) == "large"]
 
-    def scaled(self, gain: float, stretch: float, share: float) -> RuleRates:
+    def scale_rates(self, gain: float, stretch: float, share: float) -> RuleRates:
         """For another network or a shorter run: learning rates and Metric's by ``gain``, the others
         by ``stretch``.
 

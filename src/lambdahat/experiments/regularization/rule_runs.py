@@ -335,7 +335,7 @@ def _member(task: RuleTask, cell: Cell, label: str, steps: int) -> RuleMember:
     regime, dropout = regime_of(label), DROPPED if label == DROPOUT else 0.0
     gain = cell["steep" if (cell["activation"], regime) == ("relu", "large") else "gain"]
     printed, share = SETTINGS[task.name, cell["activation"]], cell["epochs"] / task.epochs
-    setting = printed.scaled(gain, cell["stretch"], share)
+    setting = printed.scale_rates(gain, cell["stretch"], share)
     streams = [derived_seed(seed, task.name, regime) for seed in cell["seeds"]]
     models = [task.network(cell, regime, dropout, stream) for stream in streams]
     rule = rule_of(label, setting, steps, layers_of(models[0]), task.depth)
