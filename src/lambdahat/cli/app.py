@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from lambdahat.cli.exits import EXIT_CODES, OK, exit_codes, output_path, require_writable
+from lambdahat.cli.exits import EXIT_CODES, OK, output_path, require_writable
 from lambdahat.cli.model_commands import advise, compare, init, landscape, measure
 from lambdahat.cli.options import (
     App,
@@ -64,14 +64,20 @@ def _root(
     """Curvature and degeneracy of PyTorch models, with error bars."""
 
 
-for command in (init, measure, compare, landscape):
-    app.command()(command)
+RESUMES = "finished results are kept; the same command resumes"
+app.command()(init)
+app.command(kept=(RESUMES, "pass --out to keep finished results"))(measure)
+app.command()(compare)
+app.command()(landscape)
 
 
 TRAINING = TrainingChoices()
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    kept=("the same command with --resume goes on", "pass --out to keep checkpoints"),
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
 @with_groups
 def train(
     context: typer.Context,
@@ -80,25 +86,24 @@ def train(
     out: Annotated[Path | None, out_option("Folder for metrics, checkpoints, results.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Train a network and track its curvature. Options not listed go to the optimiser."""
-    kept = "the same command with --resume goes on" if out else "pass --out to keep checkpoints"
-    with exit_codes(kept):
-        require_writable(out)
-        require_known("model", recipe.model, "--model")
-        require_known("data set", recipe.data, "--data")
-        require_known("optimizer", choices.optimizer, "--optimizer")
-        from lambdahat.cli.train import run_train
+    require_writable(out)
+    require_known("model", recipe.model, "--model")
+    require_known("data set", recipe.data, "--data")
+    require_known("optimizer", choices.optimizer, "--optimizer")
+    from lambdahat.cli.train import run_train
 
-        code = run_train(recipe, choices, context.args, out, as_json, quiet)
-    raise typer.Exit(code)
+    return run_train(recipe, choices, context.args, out, as_json, quiet)
 
 
-for command in (watch, advise):
-    app.command()(command)
+app.command()(watch)
+app.command()(advise)
 
 
-@app.command()
+@app.command(
+    kept=("finished cases are kept; the same command resumes", "pass --out to keep finished cases")
+)
 def verify(
     case: Annotated[str, typer.Option(metavar="GLOB", help="Only cases with such names.")] = "*",
     quick: Annotated[bool, typer.Option("--quick", help="One case per family.")] = False,
@@ -106,22 +111,15 @@ def verify(
     out: Kept = None,
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Check the learning coefficient against exact answers. It runs at its default settings."""
-    kept = (
-        "finished cases are kept; the same command resumes"
-        if out
-        else "pass --out to keep finished cases"
-    )
-    with exit_codes(kept):
-        require_writable(out)
-        from lambdahat.cli.verifications import run_verify
+    require_writable(out)
+    from lambdahat.cli.verifications import run_verify
 
-        code = run_verify(case, seed, quick, out, as_json, quiet)
-    raise typer.Exit(code)
+    return run_verify(case, seed, quick, out, as_json, quiet)
 
 
-@app.command()
+@app.command(kept="finished cells are kept in {out}, and the same command goes on")
 def reproduce(
     experiments: Annotated[
         list[str] | None,
@@ -176,33 +174,31 @@ def reproduce(
     out: Annotated[Path, out_option("Folder for rows, tables and page.")] = Path("reproductions"),
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Reproduce published experiments and report which claims hold."""
-    with exit_codes(f"finished cells are kept in {out}, and the same command goes on"):
-        if not (dry_run or listed):
-            require_writable(out)
-        for name in experiments or ():
-            require_known("experiment", name, "EXPERIMENT", "--list describes them")
-        from lambdahat.cli.reproduce import (
-            ExperimentChoices,
-            list_experiments,
-            run_forecast,
-            run_reproduce,
-            select_names,
-        )
+    if not (dry_run or listed):
+        require_writable(out)
+    for name in experiments or ():
+        require_known("experiment", name, "EXPERIMENT", "--list describes them")
+    from lambdahat.cli.reproduce import (
+        ExperimentChoices,
+        list_experiments,
+        run_forecast,
+        run_reproduce,
+        select_names,
+    )
 
-        if listed:
-            list_experiments()
-            raise typer.Exit(OK)
-        choices = ExperimentChoices(out, scale, jobs, backend, address, only, device, resume)
-        names = select_names(experiments, everything)
-        if dry_run:
-            raise typer.Exit(run_forecast(names, choices, as_json, quiet))
-        code = run_reproduce(names, choices, as_json, quiet)
-    raise typer.Exit(code)
+    if listed:
+        list_experiments()
+        return OK
+    choices = ExperimentChoices(out, scale, jobs, backend, address, only, device, resume)
+    names = select_names(experiments, everything)
+    if dry_run:
+        return run_forecast(names, choices, as_json, quiet)
+    return run_reproduce(names, choices, as_json, quiet)
 
 
-@app.command()
+@app.command(kept=("finished tasks are kept", ""))
 def bench(
     peers: Annotated[
         bool, typer.Option("--peers", help="Also time the other installed libraries.")
@@ -229,17 +225,15 @@ def bench(
     out: Annotated[Path | None, out_option("Folder for tables, figure and bench.json.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Benchmark time, error and memory. The unit is a gradient; --peers adds other libraries."""
-    with exit_codes("finished tasks are kept" if out else ""):
-        require_writable(out)
-        from lambdahat.bench.plans import Plan
-        from lambdahat.cli.bench_command import run_bench
+    require_writable(out)
+    from lambdahat.bench.plans import Plan
+    from lambdahat.cli.bench_command import run_bench
 
-        code = run_bench(
-            Plan(device, peers, quick, rounds), only, out, against, tolerance, as_json, quiet
-        )
-    raise typer.Exit(code)
+    return run_bench(
+        Plan(device, peers, quick, rounds), only, out, against, tolerance, as_json, quiet
+    )
 
 
 @app.command()
@@ -250,31 +244,27 @@ def report(
     ],
     out: Annotated[Path, out_option("The page to write.")] = Path("report.html"),
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Write one HTML page of stored experiments and measurements."""
-    with exit_codes():
-        require_writable(out, file=True)
-        from lambdahat.cli.reproduce import run_report
+    require_writable(out, file=True)
+    from lambdahat.cli.reproduce import run_report
 
-        code = run_report(folders, out, quiet)
-    raise typer.Exit(code)
+    return run_report(folders, out, quiet)
 
 
-@app.command()
+@app.command(kept="finished results are kept")
 def demo(
     out: Annotated[Path, out_option("Folder for figures, tables and results.")] = Path(
         "lambdahat-demo"
     ),
     seed: Seed = 0,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Compare SGD and NGD on digits. Tests the NGD paper's claims and writes a page of them."""
-    with exit_codes("finished results are kept"):
-        require_writable(out)
-        from lambdahat.cli.reproduce import run_demo
+    require_writable(out)
+    from lambdahat.cli.reproduce import run_demo
 
-        code = run_demo(out, seed, quiet)
-    raise typer.Exit(code)
+    return run_demo(out, seed, quiet)
 
 
 DataFolder = Annotated[
@@ -289,16 +279,14 @@ DataFolder = Annotated[
 
 
 @data_commands.command("list")
-def list_data(as_json: Json = False) -> None:
+def list_data(as_json: Json = False) -> int:
     """List every data set and the location of its files."""
-    with exit_codes():
-        from lambdahat.cli.data_commands import run_list
+    from lambdahat.cli.data_commands import run_list
 
-        code = run_list(as_json)
-    raise typer.Exit(code)
+    return run_list(as_json)
 
 
-@data_commands.command("fetch")
+@data_commands.command("fetch", kept="what has come is kept; the same command continues")
 def fetch_data(
     names: Annotated[
         list[str],
@@ -313,15 +301,13 @@ def fetch_data(
         str | None, typer.Option(metavar="URL", help="Base URL of another mirror.")
     ] = None,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Download and verify data sets; an interrupted download resumes."""
-    with exit_codes("what has come is kept; the same command continues"):
-        for name in names:
-            require_known("data set", name, "data set")
-        from lambdahat.cli.data_commands import run_fetch
+    for name in names:
+        require_known("data set", name, "data set")
+    from lambdahat.cli.data_commands import run_fetch
 
-        code = run_fetch(names, folder, mirror, quiet)
-    raise typer.Exit(code)
+    return run_fetch(names, folder, mirror, quiet)
 
 
 @data_commands.command("check")
@@ -338,18 +324,16 @@ def check_data(
     folder: DataFolder = None,
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Compare files with their published checksums.
 
     If none is published, only the size is compared.
     """
-    with exit_codes():
-        for name in names or ():
-            require_known("data set", name, "data set")
-        from lambdahat.cli.data_commands import run_check
+    for name in names or ():
+        require_known("data set", name, "data set")
+    from lambdahat.cli.data_commands import run_check
 
-        code = run_check(names or [], folder, as_json, quiet)
-    raise typer.Exit(code)
+    return run_check(names or [], folder, as_json, quiet)
 
 
 GraphFiles = Annotated[
@@ -377,13 +361,11 @@ def graph_spectrum(
     seed: Seed = 0,
     reading: GraphReading = READ,
     output: Output = SHOWN,
-) -> None:
+) -> int:
     """Maximum-entropy spectral density of the normalised Laplacian."""
-    with exit_codes():
-        from lambdahat.cli.graph_commands import run_spectrum
+    from lambdahat.cli.graph_commands import run_spectrum
 
-        code = run_spectrum(files, reading, moments, probes, seed, output)
-    raise typer.Exit(code)
+    return run_spectrum(files, reading, moments, probes, seed, output)
 
 
 @graph_commands.command("clusters")
@@ -404,13 +386,11 @@ def graph_clusters(
     seed: Seed = 0,
     reading: GraphReading = READ,
     output: Output = SHOWN,
-) -> None:
+) -> int:
     """Number of clusters, with an error. Counts eigenvalues below the widest gap."""
-    with exit_codes():
-        from lambdahat.cli.graph_commands import run_clusters
+    from lambdahat.cli.graph_commands import run_clusters
 
-        code = run_clusters(files, reading, moments, probes, seed, cut, labels, output)
-    raise typer.Exit(code)
+    return run_clusters(files, reading, moments, probes, seed, cut, labels, output)
 
 
 @graph_commands.command("compare")
@@ -422,13 +402,11 @@ def graph_compare(
     seed: Seed = 0,
     reading: GraphReading = READ,
     output: Output = SHOWN,
-) -> None:
+) -> int:
     """Divergence between the spectra of each pair of graphs."""
-    with exit_codes():
-        from lambdahat.cli.graph_commands import run_similarity
+    from lambdahat.cli.graph_commands import run_similarity
 
-        code = run_similarity(files, reading, moments, probes, seed, output)
-    raise typer.Exit(code)
+    return run_similarity(files, reading, moments, probes, seed, output)
 
 
 @graph_commands.command("fit")
@@ -465,13 +443,11 @@ def graph_fit(
     seed: Seed = 0,
     reading: GraphReading = READ,
     output: Output = SHOWN,
-) -> None:
+) -> int:
     """Fit the closest random-graph model and its parameter."""
-    with exit_codes():
-        from lambdahat.cli.graph_commands import run_fit
+    from lambdahat.cli.graph_commands import run_fit
 
-        code = run_fit(files, reading, model, moments, draws, size, seed, output)
-    raise typer.Exit(code)
+    return run_fit(files, reading, model, moments, draws, size, seed, output)
 
 
 app.add_typer(data_commands, name="data")

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from lambdahat._core.check import require_choice
-from lambdahat.cli.exits import InputError, exit_codes
+from lambdahat.cli.exits import InputError
 from lambdahat.cli.options import (
     Checkpoint,
     Curvature,
@@ -123,18 +123,17 @@ def init(
     """Write a problem that can be measured at once. Put your own model and data in its place."""
     from lambdahat._core.storage import write_atomically
 
-    with exit_codes():
-        module = file.stem
-        if file.suffix != ".py" or not module.isidentifier():
-            raise InputError(
-                f"FILE must be a Python module such as problem.py, got {str(file)!r}; use letters,"
-                " digits and underscores"
-            )
-        if file.exists():
-            raise InputError(f"FILE must be a new file, got {file}, which exists; name another")
-        if not file.parent.is_dir():
-            raise InputError(f"FILE must lie in a folder that exists, got {file}; make it first")
-        write_atomically(file, (HEAD.format(module=module) + BODIES[kind.value]).encode())
+    module = file.stem
+    if file.suffix != ".py" or not module.isidentifier():
+        raise InputError(
+            f"FILE must be a Python module such as problem.py, got {str(file)!r}; use letters,"
+            " digits and underscores"
+        )
+    if file.exists():
+        raise InputError(f"FILE must be a new file, got {file}, which exists; name another")
+    if not file.parent.is_dir():
+        raise InputError(f"FILE must lie in a folder that exists, got {file}; make it first")
+    write_atomically(file, (HEAD.format(module=module) + BODIES[kind.value]).encode())
     place = "" if file.parent == Path() else f"cd {file.parent} && "
     print(f"written to {file}; now: {place}lambdahat measure {module}:make_problem")
 
@@ -164,23 +163,16 @@ def measure(
     as_json: Json = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Measure curvature and the learning coefficient, with errors."""
-    kept = (
-        "finished results are kept; the same command resumes"
-        if out
-        else "pass --out to keep finished results"
-    )
-    with exit_codes("" if dry_run else kept):
-        names = _split_names(what, known_names("quantity"))
-        from lambdahat._quantities import MeasureSettings
-        from lambdahat.cli.measurements import run_measure
+    names = _split_names(what, known_names("quantity"))
+    from lambdahat._quantities import MeasureSettings
+    from lambdahat.cli.measurements import run_measure
 
-        settings = MeasureSettings(curvature, depth, probes, top, choices.seed, sampling.given())
-        code = run_measure(
-            factory, checkpoint, choices, names, settings, out, vectors, as_json, dry_run, quiet
-        )
-    raise typer.Exit(code)
+    settings = MeasureSettings(curvature, depth, probes, top, choices.seed, sampling.given())
+    return run_measure(
+        factory, checkpoint, choices, names, settings, out, vectors, as_json, dry_run, quiet
+    )
 
 
 @with_groups
@@ -210,21 +202,19 @@ def compare(
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Compare checkpoints at the same nβ and γ, with errors."""
-    with exit_codes():
-        names = _split_names(what, (*known_names("quantity"), "eigenvalues", "loss"))
-        from lambdahat.cli.measurements import run_compare
+    names = _split_names(what, (*known_names("quantity"), "eigenvalues", "loss"))
+    from lambdahat.cli.measurements import run_compare
 
-        question = {
-            "what": names,
-            "curvature": curvature,
-            "top": top,
-            "seed": choices.seed,
-            "sampling": sampling.given(),
-        }
-        code = run_compare(factory, checkpoints, choices, question, out, as_json, quiet)
-    raise typer.Exit(code)
+    question = {
+        "what": names,
+        "curvature": curvature,
+        "top": top,
+        "seed": choices.seed,
+        "sampling": sampling.given(),
+    }
+    return run_compare(factory, checkpoints, choices, question, out, as_json, quiet)
 
 
 @with_groups
@@ -270,19 +260,15 @@ def landscape(
     as_json: Json = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Draw the loss along Ritz vectors or random directions."""
-    with exit_codes():
-        from lambdahat.cli.lines import Lines, run_landscape
+    from lambdahat.cli.lines import Lines, run_landscape
 
-        names = tuple(name.strip() for name in along.split(",") if name.strip())
-        lines = Lines(
-            names, plane, refresh, distance, points, curvature, depth, choices.seed, towards
-        )
-        code = run_landscape(
-            factory, checkpoint, choices, lines, held_out, out, as_json, dry_run, quiet
-        )
-    raise typer.Exit(code)
+    names = tuple(name.strip() for name in along.split(",") if name.strip())
+    lines = Lines(names, plane, refresh, distance, points, curvature, depth, choices.seed, towards)
+    return run_landscape(
+        factory, checkpoint, choices, lines, held_out, out, as_json, dry_run, quiet
+    )
 
 
 @with_groups
@@ -336,25 +322,23 @@ def advise(
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Recommend learning rate, batch size and damping, with reasons."""
-    with exit_codes():
-        from lambdahat.cli.advise import run_advise
+    from lambdahat.cli.advise import run_advise
 
-        question = {
-            "optimizer": optimizer,
-            "batch_size": batch_size,
-            "new_batch_size": new_batch_size,
-            "learning_rate": learning_rate,
-            "momentum": momentum,
-            "batches": batches,
-            "samples": variance_samples,
-            "steps": steps,
-            "factor": factor,
-            "seed": choices.seed,
-        }
-        code = run_advise(factory, checkpoint, choices, question, out, as_json, quiet)
-    raise typer.Exit(code)
+    question = {
+        "optimizer": optimizer,
+        "batch_size": batch_size,
+        "new_batch_size": new_batch_size,
+        "learning_rate": learning_rate,
+        "momentum": momentum,
+        "batches": batches,
+        "samples": variance_samples,
+        "steps": steps,
+        "factor": factor,
+        "seed": choices.seed,
+    }
+    return run_advise(factory, checkpoint, choices, question, out, as_json, quiet)
 
 
 def _split_names(what: str, known: tuple[str, ...]) -> list[str]:

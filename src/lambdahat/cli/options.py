@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from lambdahat._core.check import did_you_mean, require_choice
-from lambdahat.cli.exits import output_path
+from lambdahat.cli.exits import OK, exit_codes, output_path
 
 LIBRARY = Path(__file__).parent.parent
 # each registry, and the source files and decorators that fill it
@@ -177,10 +177,26 @@ class App(typer.Typer):
         super().__init__(cls=Group, rich_markup_mode=None, context_settings=names, **settings)
 
     def command(  # type: ignore[override]
-        self, name: str | None = None, **settings: Any
-    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        self, name: str | None = None, kept: str | tuple[str, str] = "", **settings: Any
+    ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+        """Register a function that returns the exit code; errors become codes of their own.
+
+        ``kept`` says what an interrupt leaves, with and without --out; a dry run leaves nothing.
+        """
         settings.setdefault("cls", Command)
-        return super().command(name, **settings)
+        register = super().command(name, **settings)
+
+        def add(function: Callable[..., int | None]) -> Callable[..., None]:
+            @wraps(function)
+            def run(**given: Any) -> None:
+                text = kept if isinstance(kept, str) else kept[given.get("out") is None]
+                with exit_codes("" if given.get("dry_run") else text.format(**given)):
+                    code = function(**given)
+                raise typer.Exit(OK if code is None else code)
+
+            return register(run)
+
+        return add
 
 
 def _of(panel: str, help: str, metavar: str = "N", **settings: Any) -> Any:
@@ -537,7 +553,7 @@ class GraphReading:
     ] = "max"
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+def with_groups(command: Callable[..., int]) -> Callable[..., int]:
     """A command whose dataclass parameters become options, one per field, in order."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -552,11 +568,11 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(_option(name, hints[name], parameter.default))
 
-    def whole(**given: Any) -> None:
+    def whole(**given: Any) -> int:
         plain = {k: v.value if isinstance(v, Enum) else v for k, v in given.items()}
         for name, group in groups.items():
             plain[name] = group(**{field.name: plain.pop(field.name) for field in fields(group)})
-        command(**plain)
+        return command(**plain)
 
     whole.__name__, whole.__doc__ = command.__name__, command.__doc__
     whole.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from lambdahat.cli.exits import InputError, exit_codes, say
+from lambdahat.cli.exits import InputError, say
 
 
 def watch(
@@ -30,25 +30,24 @@ def watch(
     ] = None,
 ) -> None:
     """Follow runs, sweeps and measurements in the browser."""
-    with exit_codes():
-        from lambdahat.report.live import LiveServer
+    from lambdahat.report.live import LiveServer
 
+    try:
+        server = LiveServer(folder, host, port)
+    except FileNotFoundError as error:
+        raise InputError(f"FOLDER: {error}") from error
+    except (OSError, OverflowError) as error:
+        raise InputError(_cause(error, host, port)) from error
+    with server:
+        print(f"watching {folder}: {server.url}", flush=True)
+        if open_page or (open_page is None and _has_display()):
+            import webbrowser
+
+            webbrowser.open(server.url)
         try:
-            server = LiveServer(folder, host, port)
-        except FileNotFoundError as error:
-            raise InputError(f"FOLDER: {error}") from error
-        except (OSError, OverflowError) as error:
-            raise InputError(_cause(error, host, port)) from error
-        with server:
-            print(f"watching {folder}: {server.url}", flush=True)
-            if open_page or (open_page is None and _has_display()):
-                import webbrowser
-
-                webbrowser.open(server.url)
-            try:
-                server.serve_forever(poll_interval=0.2)
-            except KeyboardInterrupt:
-                say("stopped")
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            say("stopped")
 
 
 def _cause(error: OSError | OverflowError, host: str, port: int) -> str:
