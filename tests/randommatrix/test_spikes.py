@@ -247,12 +247,12 @@ MISUSES = {
     "a batch as text": (
         lambda: noise_scale(0.1, 10, "a"),
         TypeError,
-        "batch must be a number, got 'a'",
+        "batch must be a number above 0, got 'a'",
     ),
     "no samples": (
         lambda: Multiplicative([1.0], samples=0),
         ValueError,
-        "samples must be a finite number above 0",
+        "samples must be a number above 0, got 0",
     ),
     "a negative covariance": (
         lambda: Multiplicative([-1.0]),

@@ -160,7 +160,7 @@ MISUSES = {
     "all of the mass": (
         lambda: LAW.quantile(1.0),
         ValueError,
-        "share must lie between 0 and 1, got 1.0",
+        r"share must lie in \(0, 1\), got 1.0",
     ),
     "NaN": (lambda: LAW.cdf(math.nan), ValueError, "x must be numbers, got NaN"),
     "no law": (

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import (
+    require,
+    require_choice,
+    require_count,
+    require_number,
+    require_positive,
+)
 from lambdahat._core.storage import Result, Status
 from lambdahat.estimators._variance import require_own_losses
 from lambdahat.problem import Problem, require_problem
@@ -34,13 +40,7 @@ from lambdahat.randommatrix.advice_rules import (
     text,
 )
 from lambdahat.randommatrix.noise_levels import BatchLevels, NoiseLevels, batch_levels, noise_levels
-from lambdahat.randommatrix.rate_limits import (
-    PositiveEstimate,
-    differ,
-    propagate,
-    require_momentum,
-    stability_limit,
-)
+from lambdahat.randommatrix.rate_limits import PositiveEstimate, differ, propagate, stability_limit
 from lambdahat.randommatrix.stable_rates import NoLimitError, StableRate, largest_stable_rate
 from lambdahat.results import Estimate
 
@@ -97,14 +97,6 @@ def batch_recommendations(
     rates = [each for size in request.batch_sizes for each in _rates(levels, request, size)]
     known = request.momentum == 0 and len(request.batch_sizes) == 2
     return (*rates, *_move_rate(levels, request)) if known else tuple(rates)
-
-
-def batch_cautions(request: AdviceRequest, trained: bool) -> list[str]:
-    """Cautions about what these rules leave out."""
-    if request.optimizer not in GRADIENT:
-        return []
-    unmoved = request.momentum > 0 and len(request.batch_sizes) == 2
-    return [*([] if trained else [LENGTH]), *([UNMOVED] if unmoved else [])]
 
 
 def _rates(levels: BatchLevels, request: AdviceRequest, size: int) -> list[Recommendation]:
@@ -293,15 +285,20 @@ def advise(
         found = recommendations(levels, request)
     trained, failed = _train(problem, request, levels, steps, factor, seed) if steps else ((), ())
     cautions = (
-        *_mind_layers(problem),
-        *_mind(levels, request, bool(trained)),
-        *_mind_training(levels, request, trained),
+        *_layer_cautions(problem),
+        *_rate_cautions(levels, request, bool(trained)),
+        *_training_cautions(levels, request, trained),
         *failed,
     )
-    every = (*found, *map(_by_training, trained))
+    every = list(found)
+    for rate in trained:
+        end = "what noise explains" if factor is None else f"{factor:g} times the first loss"
+        above = f"{steps} steps from here at higher rates end above {end}"
+        reason = f"{above}, or at no loss; {rate.cost:,} gradients"
+        every.append(Recommendation("stable rate by training", rate.batch_size, rate, reason))
     passes = (math.ceil(rate.cost * rate.batch_size / levels.population) for rate in trained)
     cost, asked = levels.cost + sum(passes), (optimizer, request.momentum, learning_rate)
-    return Advice(*asked, levels, every, cautions, cost, levels.status)
+    return Advice(*asked, levels, tuple(every), cautions, cost, levels.status)
 
 
 def _request(
@@ -338,7 +335,7 @@ def _request(
             repr(momentum),
             f"no advice here depends on it; it belongs to {', '.join(GRADIENT)}",
         )
-        require_momentum(momentum)
+        require_number(momentum, "momentum", "[0, 1)")
     held = USUAL_MOMENTUM.get(optimizer, 0.0) if momentum is None else float(momentum)
     return AdviceRequest(optimizer, tuple(sizes), rate, held)
 
@@ -408,16 +405,8 @@ def _train(
     return tuple(found), tuple(failed)
 
 
-def _by_training(rate: StableRate) -> Recommendation:
-    factor = rate.factor
-    bound = "what noise explains" if factor is None else f"{factor:g} times the first loss"
-    above = f"{rate.steps} steps from here at higher rates end above {bound}"
-    reason = f"{above}, or at no loss; {rate.cost:,} gradients"
-    return Recommendation("stable rate by training", rate.batch_size, rate, reason)
-
-
-def _mind_layers(problem: Problem) -> list[str]:
-    """Layers that act otherwise in training than here."""
+def _layer_cautions(problem: Problem) -> list[str]:
+    """Cautions about layers that behave differently in training."""
     layers = list(problem.source.modules()) if isinstance(problem.source, torch.nn.Module) else []
     found = []
     if problem.norm != "train" and any(isinstance(layer, BATCH_NORMS) for layer in layers):
@@ -435,31 +424,38 @@ def _mind_layers(problem: Problem) -> list[str]:
     return found
 
 
-def _mind(levels: NoiseLevels | BatchLevels, request: AdviceRequest, trained: bool) -> list[str]:
+def _rate_cautions(
+    levels: NoiseLevels | BatchLevels, request: AdviceRequest, trained: bool
+) -> list[str]:
     """Cautions: rules known to fail, missed predictions, rates too large, no minimum."""
     if isinstance(levels, BatchLevels):
-        found = batch_cautions(request, trained)
+        cautions = []
+        if request.optimizer in GRADIENT and not trained:
+            cautions.append(LENGTH)
+        if request.optimizer in GRADIENT and request.momentum > 0 and len(request.batch_sizes) == 2:
+            cautions.append(UNMOVED)
     else:
-        found = _mind_rules(levels, request)
+        cautions = _rule_cautions(levels, request)
     if request.optimizer in GRADIENT and request.learning_rate is not None:
         size = request.batch_sizes[0]
         low, high = limits(levels, request, size)
         least, most = low.interval()[0], high.interval()[1]
         if request.learning_rate > least:
             sure = "is above" if request.learning_rate > most else "may be above"
-            found.append(
+            cautions.append(
                 f"the learning rate {request.learning_rate:g} {sure} the limit at {size:,},"
                 f" {least:.3g} to {most:.3g}"
             )
     if isinstance(levels, NoiseLevels) and float(levels.smallest) < -0.1 * float(levels.largest):
-        found.append(
+        cautions.append(
             f"the smallest eigenvalue is {text(levels.smallest)}: the loss still falls away there,"
             " and λ₁ will change"
         )
-    return found
+    return cautions
 
 
-def _mind_rules(levels: NoiseLevels, request: AdviceRequest) -> list[str]:
+def _rule_cautions(levels: NoiseLevels, request: AdviceRequest) -> list[str]:
+    """Cautions about rules that are known to fail, and predictions that measurements refute."""
     found = []
     if request.optimizer not in GRADIENT:
         found.append(
@@ -480,7 +476,7 @@ def _mind_rules(levels: NoiseLevels, request: AdviceRequest) -> list[str]:
     return found
 
 
-def _mind_training(
+def _training_cautions(
     levels: NoiseLevels | BatchLevels, request: AdviceRequest, trained: tuple[StableRate, ...]
 ) -> list[str]:
     """Where training and the rule disagree, or where only training can tell."""

@@ -1,8 +1,8 @@
 """The curvature of single batches, and how much that of samples differs along eigenvectors.
 
-The noise of a batch is not alike in all directions: it is large where the curvature is. What moves
-an eigenvalue λ_m of the mean matrix M̄ is its noise to the other eigenvectors. To second order,
-with v_jm = Var_i(φ_jᵀM_iφ_m),
+The noise of a batch is not isotropic: it is large where the curvature is. What moves an eigenvalue
+λ_m of the mean matrix M̄ is its noise to the other eigenvectors. To second order, with
+v_jm = Var_i(φ_jᵀM_iφ_m),
 
     E λ'_m = λ_m + (1/b) Σ_{j≠m} v_jm/(λ_m − λ_j),   Var λ'_m = v_mm/b,
     E|φ̂ᵀφ|² = 1 − (1/b) Σ_{j≠m} v_jm/(λ_m − λ_j)²
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.check import message, require, require_choice, require_count
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import Result, Status
@@ -37,7 +37,8 @@ from lambdahat.results import Array, Eigenpairs, Estimate
 CURVATURES = {"hessian": hessian, "ggn": ggn}
 PROBES = 4
 KEPT = 4096
-FARTHEST = 20.0  # of a sample outside a subset, in the largest deviations within it
+# how far a sample outside a subset may deviate, in units of the largest deviation within it
+FARTHEST = 20.0
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ class BatchEigenvalues(Result):
         return float(readings.std(ddof=1)) if len(readings) > 1 else math.nan
 
     def _readings(self, which: str) -> Array:
-        found = {"largest": self.largest, "smallest": self.smallest, "overlaps": self.overlaps}
-        readings = found[require_choice(which, "which", tuple(found))]
-        fine = readings is not None
-        require(fine, "overlaps", "have been measured", "None", "pass full= to batch_eigenpairs")
-        assert readings is not None
+        require_choice(which, "which", ("largest", "smallest", "overlaps"))
+        readings: Array | None = getattr(self, which)
+        if readings is None:
+            cure = "pass full= to batch_eigenpairs"
+            raise ValueError(message("overlaps", "have been measured", "None", cure))
         return readings
 
 
@@ -106,10 +107,13 @@ def batch_eigenpairs(
     require_count(k, "k", 1, problem.num_parameters)
     require_choice(operator, "operator", tuple(CURVATURES))
     vectors = None if full is None else _reference(problem, full, k)
+    # only batch norm in training mode needs a batch in one piece
+    most = batch_size if problem.norm == "train" else min(batch_size, max(problem.batches.sizes))
     every, overlaps = [], []
     for i in range(batches):
-        curvature = CURVATURES[operator](_batch(problem, batch_size, seed, i))
-        pairs = eigenpairs(curvature, k, "both", tol=tol, seed=seed)
+        rng = generator(seed, "batch curvature", batch_size, i)
+        batch = problem.subset(torch.randperm(total, generator=rng)[:batch_size], most)
+        pairs = eigenpairs(CURVATURES[operator](batch), k, "both", tol=tol, seed=seed)
         every.append(pairs)
         if vectors is not None:
             own = pairs.vectors[:, :k].double()
@@ -129,15 +133,8 @@ def batch_eigenpairs(
     )
 
 
-def _batch(problem: Problem, batch_size: int, seed: int, i: int) -> Problem:
-    """The problem on one random batch; only batch norm in training mode needs it in one piece."""
-    rng = generator(seed, "batch curvature", batch_size, i)
-    chosen = torch.randperm(problem.num_samples, generator=rng)[:batch_size]
-    most = batch_size if problem.norm == "train" else min(batch_size, max(problem.batches.sizes))
-    return problem.subset(chosen, most)
-
-
 def _reference(problem: Problem, full: Eigenpairs, k: int) -> torch.Tensor:
+    """The k leading vectors of ``full``, which must be the largest pairs of this problem."""
     right = isinstance(full, Eigenpairs) and len(full.vectors) == problem.num_parameters
     right = right and len(full) >= k
     expected = f"be {k} eigenpairs or more of order {problem.num_parameters}"
@@ -234,7 +231,13 @@ def along_pairs(
     if count < total:
         order = torch.randperm(total, generator=generator(seed, "directional samples"))
         batches = problem.batches.subset(order[:count].sort().values)
-    products = _products(work, batches, operator)
+
+    def products(vector: Tensor) -> Iterable[Tensor]:
+        """M_i v of every sample, in blocks (chunk, P)."""
+        derivative = work.derivatives(vector)[operator]
+        for batch in batches:
+            yield from work.rows(batch, derivative)
+
     vectors = eigenpairs.vectors.to(problem.device, problem.dtype)
     rows = len(eigenpairs) + probes
     left = math.sqrt((1.0 - count / total) / count)
@@ -258,20 +261,6 @@ def along_pairs(
     return DirectionalVariance(eigenvalues, noise, spreads, elements, bulk, *sizes, operator, cost)
 
 
-Products = Callable[[Tensor], Iterable[Tensor]]
-
-
-def _products(work: PerSample, batches: Iterable[Batch], operator: str) -> Products:
-    """M_i v of every sample, in blocks (chunk, P)."""
-
-    def of(vector: Tensor) -> Iterable[Tensor]:
-        derivative = work.derivatives(vector)[operator]
-        for batch in batches:
-            yield from work.rows(batch, derivative)
-
-    return of
-
-
 def _deviations(
     blocks: Iterable[Tensor], eigenvalue: Estimate, vectors: Tensor, m: int, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -284,9 +273,17 @@ def _deviations(
         along.append((apart @ vectors.to(apart.dtype)).double().cpu())
         drift += apart.sum(dim=0, dtype=torch.float64)
     squares = torch.cat(lengths)
+    drift /= len(squares)
     if check:
-        _require_own(drift / len(squares), eigenvalue, squares, torch.finfo(vectors.dtype).eps)
-    return squares, torch.cat(along), drift / len(squares)
+        # Over all samples the mean of M_iφ is λφ, if the pair is this problem's. Products round by
+        # eps of their parts, however small they are: p(1 − p) by eps of p.
+        size = float(torch.linalg.vector_norm(drift))
+        allowed = 2 * float(eigenvalue.stderr) + 0.05 * math.sqrt(float(squares.mean()))
+        fine = size <= allowed + 10 * torch.finfo(vectors.dtype).eps
+        expected, got = "be of this problem's operator", f"a residual of {size:.3g}"
+        cure = "compute them from the same problem, at the same parameters"
+        require(fine, "eigenpairs", expected, got, cure)
+    return squares, torch.cat(along), drift
 
 
 def _unseen_variance(squares: Tensor, drift: Tensor, total: int) -> Tensor:
@@ -305,20 +302,12 @@ def _unseen_variance(squares: Tensor, drift: Tensor, total: int) -> Tensor:
     return likely.minimum(FARTHEST**2 * squares.max()).maximum(certain) / total * (count < total)
 
 
-def _require_own(drift: Tensor, eigenvalue: Estimate, squares: Tensor, eps: float) -> None:
-    """Over all samples the mean of M_iφ is λφ, if the pair is this problem's.
-
-    Products round by eps of their parts, however small they are: p(1 − p) by eps of p.
-    """
-    size = float(torch.linalg.vector_norm(drift))
-    allowed = 2 * float(eigenvalue.stderr) + 0.05 * math.sqrt(float(squares.mean())) + 10 * eps
-    fine = size <= allowed
-    cure = "compute them from the same problem, at the same parameters"
-    require(fine, "eigenpairs", "be of this problem's operator", f"a residual of {size:.3g}", cure)
-
-
 def _bulk_variance(
-    products: Products, problem: Problem, vectors: Tensor, probes: int, seed: int
+    products: Callable[[Tensor], Iterable[Tensor]],
+    problem: Problem,
+    vectors: Tensor,
+    probes: int,
+    seed: int,
 ) -> Estimate:
     """(1/P_⊥²)·mean_i ‖Π(M_i − M̄)Π‖²_F by random unit vectors, Π the projection beyond Φ."""
     order = problem.num_parameters - vectors.shape[1]

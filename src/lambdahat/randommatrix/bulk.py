@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lambdahat._core.check import require, require_positive
+from lambdahat._core.check import require, require_number, require_positive, require_type
 from lambdahat._core.storage import Result, Status
 from lambdahat.results import ALONE, ONE, Array, Estimate, Spectrum, stand_alone
 
 # eigenvalues that a node of the bulk stands for, at least (Figure 6.1, spectral thesis)
 KAPPA = 5.0
-FEW = 30.0  # eigenvalues that a candidate may stand for, when they are nearly equal
+CLUSTER = 30.0  # most eigenvalues that a candidate may stand for, when nearly equal
 GHOST = 1e-3  # of an eigenvalue's weight: one in forty weighs less
-NEAR = 4  # nodes whose distances give the spacing at the edge
+EDGE_NODES = 4  # nodes whose distances give the spacing at the edge
 WORTH_NAMING = 0.5
 # the largest of a bulk's eigenvalues is 1.21 ± 1.27 Airy units within the edge, and its distance to
 # the second 2.06
@@ -84,19 +84,19 @@ def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = KAPPA) -> B
     one that is apart are apart too. Over several probes confidences are averaged.
     """
     cure = "take it with lh.spectrum(lh.hessian(problem))"
-    require(isinstance(spectrum, Spectrum), "spectrum", "be a Spectrum", spectrum, cure, TypeError)
-    require(0 < level < 1, "level", "lie in (0, 1)", repr(level))
+    require_type(spectrum, Spectrum, "spectrum", "be a Spectrum", cure)
+    require_number(level, "level", "(0, 1)")
     require_positive(kappa, "kappa")
     rows = [_Row.of(spectrum, row) for row in range(len(spectrum.nodes))]
     fewest = min(len(row.nodes) for row in rows)
     require(fewest > 1, "spectrum", "have two nodes or more", repr(fewest), "raise depth")
     ends = {sign: [row.end(sign, level) for row in rows] for sign in (1, -1)}
-    found = _merge([end for sign in (1, -1) for end in ends[sign]], len(rows))
+    merged = _merge([end for sign in (1, -1) for end in ends[sign]], len(rows))
     status, regions = Status.NO_OUTLIER, continuous_region(spectrum, kappa)
-    if bool((found[1] >= level).any()):
+    if bool((merged[1] >= level).any()):
         tails = [float(np.mean([end.tail for end in probes])) for probes in ends.values()]
         status = Status.NO_EDGE if max(tails) > TAIL else Status.CONVERGED
-    return BulkFit(_edge(ends[-1]), _edge(ends[1]), *found, regions, level, status)
+    return BulkFit(_edge(ends[-1]), _edge(ends[1]), *merged, regions, level, status)
 
 
 def continuous_region(spectrum: Spectrum, kappa: float = KAPPA) -> tuple[float, float]:
@@ -104,19 +104,17 @@ def continuous_region(spectrum: Spectrum, kappa: float = KAPPA) -> tuple[float, 
 
     Beyond it a weight may exceed κ/P by chance: one eigenvalue's is χ²₁/P. The mean over probes.
     """
-    rows = zip(spectrum.nodes, spectrum.weights * spectrum.dim, strict=True)
-    low, high = np.mean([_region(nodes, masses, kappa) for nodes, masses in rows], axis=0)
-    return float(low), float(high)
-
-
-def _region(nodes: Array, masses: Array, kappa: float) -> tuple[float, float]:
-    order = np.argsort(nodes)
-    heavy, centre = masses[order] >= kappa, int(np.argmax(masses[order]))
-    low, high = (
-        len(outward) - 1 if outward.all() else max(int(np.argmin(outward)) - 1, 0)
-        for outward in (heavy[centre::-1], heavy[centre:])
-    )
-    return float(nodes[order][centre - low]), float(nodes[order][centre + high])
+    regions = []
+    for nodes, masses in zip(spectrum.nodes, spectrum.weights * spectrum.dim, strict=True):
+        order = np.argsort(nodes)
+        heavy, centre = masses[order] >= kappa, int(np.argmax(masses[order]))
+        low, high = (
+            len(outward) - 1 if outward.all() else max(int(np.argmin(outward)) - 1, 0)
+            for outward in (heavy[centre::-1], heavy[centre:])
+        )
+        regions.append((nodes[order][centre - low], nodes[order][centre + high]))
+    lower, upper = np.mean(regions, axis=0)
+    return float(lower), float(upper)
 
 
 def bulk_within(spectrum: Spectrum, apart: Array | Sequence[float]) -> tuple[Array, Array]:
@@ -178,11 +176,11 @@ class _Row:
         counts = np.where(resolved & (masses <= ONE), 1.0, masses)
         stops = _candidates(x, masses, residuals)
         starts, most = [0, *stops][: len(stops)], len(stops)
-        further = range(stops[-1] + 1 if stops else 0, len(x))[:NEAR]
+        further = range(stops[-1] + 1 if stops else 0, len(x))[:EDGE_NODES]
         near = [_spacing(x[i:], counts[i:], residuals[i]) for i in [*stops, *further]]
         # over a few: an outlier that is not seen as one would widen the spacing that its neighbour
         # is held to
-        spacings = [float(np.median(near[k : k + NEAR + 1])) for k in range(most)]
+        spacings = [float(np.median(near[k : k + EDGE_NODES + 1])) for k in range(most)]
         gaps = [x[stop - 1] - x[stop] for stop in stops]
         doubts = np.minimum(most * np.exp(-np.array(gaps) / np.array(spacings)), 1.0)
         confidences = 1.0 - np.minimum.accumulate(doubts[::-1])[::-1]
@@ -192,8 +190,8 @@ class _Row:
         means = [sign * float(np.average(x[group], weights=masses[group])) for group in groups]
         widths = np.array([float(residuals[group].max() + np.ptp(x[group])) for group in groups])
         weights = np.array([float(masses[group].sum()) for group in groups])
-        found, tail = (np.array(means), widths, weights, confidences), _tail(x, counts, first)
-        return _End(*found, sign * edge, error, tail)
+        tail = _tail(x, counts, first)
+        return _End(np.array(means), widths, weights, confidences, sign * edge, error, tail)
 
 
 def _candidates(x: Array, masses: Array, residuals: Array) -> list[int]:
@@ -204,7 +202,7 @@ def _candidates(x: Array, masses: Array, residuals: Array) -> list[int]:
     stops: list[int] = []
     start, stop = 0, 1
     half = masses.sum() / 2
-    while stop < len(x) and masses[:stop].sum() <= half and masses[start:stop].sum() <= FEW:
+    while stop < len(x) and masses[:stop].sum() <= half and masses[start:stop].sum() <= CLUSTER:
         width = x[start] - x[stop - 1] + residuals[start:stop].max()
         outside = x[start - 1] - x[start] if start else math.inf
         if width <= ALONE * min(x[stop - 1] - x[stop], outside):
@@ -223,8 +221,8 @@ def _spacing(x: Array, counts: Array, residual: float) -> float:
     """
     if len(x) == 1:
         return residual
-    near = slice(1, 1 + NEAR)
-    between = np.cumsum((counts[:-1] + counts[1:]) / 2)[:NEAR]
+    near = slice(1, 1 + EDGE_NODES)
+    between = np.cumsum((counts[:-1] + counts[1:]) / 2)[:EDGE_NODES]
     distances = x[0] - x[near]
     return float(np.median(distances / np.maximum(between, 1.0) ** (2 / 3)))
 
@@ -238,7 +236,8 @@ def _tail(x: Array, counts: Array, first: int) -> float:
     """
     middle = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
     numbers = np.maximum((counts[:middle] + counts[1 : middle + 1]) / 2, 1.0)
-    enough = np.flatnonzero(np.cumsum(numbers[first:]) >= max(float(numbers[:first].sum()), NEAR))
+    fewest = max(float(numbers[:first].sum()), EDGE_NODES)
+    enough = np.flatnonzero(np.cumsum(numbers[first:]) >= fewest)
     if first == 0 or len(enough) == 0 or first + enough[0] + 1 >= middle:
         return 0.0
     last = first + int(enough[0]) + 1
@@ -260,8 +259,8 @@ def _beyond(x: Array, counts: Array, residual: float, resolved: bool) -> tuple[f
     if resolved or len(x) == 1:
         unit = residual if counts[0] > ONE else _spacing(x, counts, residual)
         return float(x[0] + MEAN_DEPTH * unit), UNKNOWN_UNIT * SPREAD * unit
-    places = np.arange(2, 2 + NEAR) ** 2 - 1.0
-    distances = x[0] - x[1 : 1 + NEAR]
+    places = np.arange(2, 2 + EDGE_NODES) ** 2 - 1.0
+    distances = x[0] - x[1 : 1 + EDGE_NODES]
     unit = float(np.median(distances / places[: len(distances)]))
     return float(x[0]) + unit, UNKNOWN_UNIT * UNITS * unit
 
@@ -271,7 +270,7 @@ def _edge(ends: list[_End]) -> Estimate:
     values = np.array([end.edge for end in ends])
     scatter = float(values.var(ddof=1)) / len(values) if len(values) > 1 else 0.0
     error = math.sqrt(scatter + float(np.mean([end.error**2 for end in ends])))
-    return Estimate(float(values.mean()), error, dof=NEAR)
+    return Estimate(float(values.mean()), error, dof=EDGE_NODES)
 
 
 def _merge(ends: list[_End], probes: int) -> tuple[Array, Array, Array, Array]:

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import airy
 
-from lambdahat._core.check import require, require_count
+from lambdahat._core.check import require, require_count, require_number, require_type
 from lambdahat.randommatrix.bulk import bulk_within
 from lambdahat.randommatrix.laws import Complex, Law, MarchenkoPastur
 from lambdahat.results import Array, Spectrum
@@ -249,8 +249,8 @@ class FreeSum:
         """
         spikes = np.array(sorted(self.spikes, reverse=True))
         values, overlaps = self._secular.value(spikes), self._secular.slope(spikes)
-        found = np.stack([spikes, values, overlaps], axis=1)[overlaps > 0]
-        return tuple(Outlier(*(float(part) for part in row)) for row in found)
+        rows = np.stack([spikes, values, overlaps], axis=1)[overlaps > 0]
+        return tuple(Outlier(*(float(part) for part in row)) for row in rows)
 
     @property
     def edge_slope(self) -> float:
@@ -270,12 +270,12 @@ class FreeSum:
         """
         at = np.asarray(x, np.float64)
         flat, (low, high) = at.ravel(), np.array(self.edges).T[..., None]
-        found = np.zeros_like(flat)
+        shares = np.zeros_like(flat)
         for place, mass in [*zip(high[:, 0], self.masses, strict=True), *self.atoms]:
-            found += np.where(flat >= place, mass, 0.0)
+            shares += np.where(flat >= place, mass, 0.0)
         inside = ((low < flat) & (flat < high)).any(axis=0)
-        found[inside] = self._level(self._secular.preimage(flat[inside]))
-        return np.asarray(np.clip(found, 0.0, 1.0).reshape(at.shape))
+        shares[inside] = self._level(self._secular.preimage(flat[inside]))
+        return np.asarray(np.clip(shares, 0.0, 1.0).reshape(at.shape))
 
     def stieltjes(self, x: ArrayLike) -> Complex:
         """S at real ``x``, its limit from above: the principal value of ∫ρ/(x − λ) less iπρ(x)."""
@@ -324,18 +324,21 @@ def free_sum(
     >>> free_sum(0.0, Semicircle(1.0), spikes=[2.0]).outliers
     (Outlier(spike=2.0, value=2.5, overlap=0.75),)
     """
-    require(isinstance(law, Law), "law", "be a Semicircle or MarchenkoPastur", law, error=TypeError)
+    require_type(law, Law, "law", "be a Semicircle or MarchenkoPastur")
     extra = np.atleast_1d(np.asarray(spikes, np.float64))
     if isinstance(spectrum, Spectrum):
         require(weights is None, "weights", "be None with a Spectrum, which has its own", weights)
-        nodes, shares, found = _without_outliers(spectrum)
-        extra = np.append(extra, found)
+        outliers = np.array([float(outlier) for outlier in spectrum.outliers()])
+        nodes, shares = bulk_within(spectrum, outliers)
+        if nodes.size:
+            extra = np.append(extra, outliers)
+        else:  # each eigenvalue is known, and has its share
+            nodes, shares = spectrum.nodes.ravel(), spectrum.weights.ravel()
     else:
         nodes = np.atleast_1d(np.asarray(spectrum, np.float64))
-        if weights is None:
-            shares = np.ones_like(nodes)
-        else:
-            shares = np.atleast_1d(np.asarray(weights, np.float64))
+        shares = np.atleast_1d(
+            np.ones_like(nodes) if weights is None else np.asarray(weights, np.float64)
+        )
     require(nodes.ndim == 1 and nodes.size > 0, "spectrum", "hold eigenvalues (n,)", nodes)
     require(bool(np.isfinite(nodes).all()), "spectrum", "be finite", "NaN or infinity")
     fine = shares.shape == nodes.shape
@@ -356,16 +359,6 @@ def _merge(nodes: Array, shares: Array, law: Law) -> tuple[Array, Array]:
     group = np.concatenate([[0], (np.diff(places) > ROUNDING * scale).cumsum()])
     total = np.asarray(np.bincount(group, mass), np.float64)
     return np.bincount(group, mass * places) / total, total
-
-
-def _without_outliers(spectrum: Spectrum) -> tuple[Array, Array, Array]:
-    """Bulk nodes and weights of all probes, and the outliers."""
-    found = np.array([float(outlier) for outlier in spectrum.outliers()])
-    nodes, weights = bulk_within(spectrum, found)
-    if nodes.size:
-        return nodes, weights, found
-    # each eigenvalue is known, and has its share
-    return spectrum.nodes.ravel(), spectrum.weights.ravel(), found[:0]
 
 
 @dataclass(frozen=True)
@@ -390,7 +383,7 @@ class TracyWidom:
 
     def quantile(self, share: float) -> float:
         """x with P(TW₁ ≤ x) = ``share``."""
-        require(0 < share < 1, "share", "lie between 0 and 1", repr(share))
+        require_number(share, "share", "(0, 1)")
         return float(brentq(lambda x: _distribution(x)[0] - share, LEFT, RIGHT, xtol=1e-12))
 
     @property
@@ -418,8 +411,7 @@ def edge_fluctuation(law: Law | FreeSum, dimension: int) -> tuple[float, float]:
     instead.
     """
     size = require_count(dimension, "dimension")
-    fine = isinstance(law, Law | FreeSum)
-    require(fine, "law", "be a Semicircle, MarchenkoPastur or FreeSum", law, error=TypeError)
+    require_type(law, Law | FreeSum, "law", "be a Semicircle, MarchenkoPastur or FreeSum")
     if isinstance(law, MarchenkoPastur):
         columns = max(size / law.ratio, 1.0)
         p, t = math.sqrt(size - 0.5), math.sqrt(columns - 0.5)

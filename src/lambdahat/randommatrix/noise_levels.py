@@ -1,5 +1,5 @@
-"""The numbers that advice rests on: curvature of all data, its variance, and what batches of a
-size show of it.
+"""The measurements behind the advice: the curvature of all data, its variance over samples, and λ₁
+of mini-batches.
 """
 
 from __future__ import annotations

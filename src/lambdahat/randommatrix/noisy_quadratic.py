@@ -17,7 +17,6 @@ other variances for all three (``NoisyQuadratic.printed``). A preconditioned met
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
-from lambdahat._core.check import describe, require, require_choice, require_count
+from lambdahat._core.check import require, require_choice, require_count, require_number
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import Result
@@ -109,7 +108,8 @@ class NoisyQuadratic:
 
     def stationary_ema_variance(self, decay: float) -> Array:
         """V(1−ρ)(1+ρφ)/((1+ρ)(1−ρφ)), (P,): the moving average's variance after many steps."""
-        rho, phi, final = _fraction(decay), self.contraction, self.stationary_variance
+        rho, phi = require_number(decay, "decay", "[0, 1)"), self.contraction
+        final = self.stationary_variance
         return final * (1 - rho) * (1 + rho * phi) / ((1 + rho) * (1 - rho * phi))
 
     def final(self, steps: int) -> IterateLaw:
@@ -124,7 +124,7 @@ class NoisyQuadratic:
 
     def ema(self, steps: int, decay: float) -> IterateLaw:
         """The law of a_n, a ← ρa + (1 − ρ)w from a = w₀, ρ = ``decay``."""
-        rho = _fraction(decay)
+        rho = require_number(decay, "decay", "[0, 1)")
         return self._law(*self._running(rho, 1.0 - rho, 1.0, steps))
 
     def printed(self, kind: str, steps: int, decay: float = 0.0) -> IterateLaw:
@@ -139,7 +139,7 @@ class NoisyQuadratic:
             return self._law(phi**steps * self.start, scale * left)
         if kind == "average":
             return self._law(left * share * self.start, scale / steps)
-        rho = _fraction(decay)
+        rho = require_number(decay, "decay", "[0, 1)")
         apart = np.where(phi == rho, np.inf, phi - rho)
         power = steps - 1
         tail = np.where(phi == rho, power * rho ** (power - 1), (phi**power - rho**power) / apart)
@@ -152,7 +152,8 @@ class NoisyQuadratic:
         """Final iterate, average and moving average of ``replicas`` independent runs."""
         require_count(steps, "steps")
         require_count(replicas, "replicas")
-        rho, rng = _fraction(decay), generator(seed, "noisy quadratic")
+        rho = require_number(decay, "decay", "[0, 1)")
+        rng = generator(seed, "noisy quadratic")
         w = np.broadcast_to(self.start, (replicas, len(self.start))).copy()
         total, moving, deviation = np.zeros_like(w), w.copy(), np.sqrt(self.noise)
         for step in range(steps):
@@ -250,21 +251,20 @@ def crossing_steps(quadratic: NoisyQuadratic) -> int:
         """The final iterate's loss by noise alone, which only grows with the steps."""
         return float(0.5 * (quadratic.curvatures * quadratic.final(steps).variance).sum())
 
+    def average_wins(steps: int) -> bool:
+        return quadratic.average(steps).loss < quadratic.final(steps).loss
+
     # nothing changes beyond
     while 8 * average_loss_bound(quadratic, grid[-1]) > noise_loss(grid[-1]):
         grid.append(max(grid[-1] + 1, round(grid[-1] * GRID)))
     good = grid.pop()
-    while grid and _average_wins(quadratic, grid[-1]):
+    while grid and average_wins(grid[-1]):
         good = grid.pop()
     bad = grid[-1] if grid else 1  # where both are w₁
     while good - bad > 1:
         middle = (good + bad) // 2
-        good, bad = (middle, bad) if _average_wins(quadratic, middle) else (good, middle)
+        good, bad = (middle, bad) if average_wins(middle) else (good, middle)
     return good
-
-
-def _average_wins(quadratic: NoisyQuadratic, steps: int) -> bool:
-    return quadratic.average(steps).loss < quadratic.final(steps).loss
 
 
 def _along(value: ArrayLike, name: str, size: int) -> Array:
@@ -274,10 +274,3 @@ def _along(value: ArrayLike, name: str, size: int) -> Array:
     expected = f"be a finite number, or {size} of them"
     require(fine, name, expected, array if array.ndim else repr(value))
     return np.broadcast_to(array, (size,)).copy()
-
-
-def _fraction(decay: float) -> float:
-    real = isinstance(decay, numbers.Real) and not isinstance(decay, bool)
-    require(real, "decay", "be a number in [0, 1)", describe(decay), "", TypeError)
-    require(0 <= decay < 1, "decay", "lie in [0, 1)", repr(decay))
-    return float(decay)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lambdahat._core.check import require, require_choice, require_positive
+from lambdahat._core.check import require, require_choice, require_positive, require_type
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import Result
 from lambdahat.randommatrix.batch_curvature import BatchEigenvalues, DirectionalVariance
@@ -150,17 +150,21 @@ def view_of(spectrum: Spectrum | Eigenpairs) -> View:
         values = spectrum.values.double().cpu().numpy()
         errors = spectrum.residuals.double().cpu().numpy()
         return View(order, values, errors, np.zeros(1), np.array([max(order - len(values), 1.0)]))
-    found = {float(each): float(each.stderr) for each in (*_ends(spectrum), *spectrum.outliers())}
-    nodes, counts = bulk_within(spectrum, list(found))
+    # the ends are the first probe's; those of others would count an eigenvalue twice
+    there = np.flatnonzero(spectrum.weights[0] > 0)
+    first, residuals = spectrum.nodes[0][there], spectrum.residuals[0][there]
+    known = {float(first[i]): float(residuals[i]) for i in (first.argmin(), first.argmax())}
+    known |= {float(each): float(each.stderr) for each in spectrum.outliers()}
+    nodes, counts = bulk_within(spectrum, list(known))
     centre = float(np.average(spectrum.nodes, weights=spectrum.weights))
-    counts = counts / max(counts.sum(), TINY) * max(spectrum.dim - len(found), 0)
-    ranked = sorted(found, key=lambda value: -abs(value - centre))
+    counts = counts / max(counts.sum(), TINY) * max(spectrum.dim - len(known), 0)
+    ranked = sorted(known, key=lambda value: -abs(value - centre))
     few = max(2, min(spectrum.dim // 10, MOST_SPIKES))
     chosen, rest = sorted(ranked[:few], reverse=True), ranked[few:]
     nodes, counts = np.append(nodes, rest), np.append(counts, np.ones(len(rest)))
     if not counts.sum() > 0:
         nodes, counts = np.array([centre]), np.ones(1)
-    errors = np.array([found[value] for value in chosen])
+    errors = np.array([known[value] for value in chosen])
     # of the trace, by Var(zᵀAz) = 2/(P+2)·(tr A²/P − (tr A/P)²) of each probe, A the bulk
     size = float(counts.sum())
     mean = float(nodes @ counts) / size
@@ -168,16 +172,6 @@ def view_of(spectrum: Spectrum | Eigenpairs) -> View:
     total = abs(sum(chosen) + mean * size)
     error = math.sqrt(variance) / total if total > 0 else 0.0
     return View(spectrum.dim, np.array(chosen), errors, nodes, counts, error)
-
-
-def _ends(spectrum: Spectrum) -> tuple[Estimate, Estimate]:
-    """The first probe's smallest and largest node; others would count an eigenvalue twice."""
-    there = np.flatnonzero(spectrum.weights[0] > 0)
-    nodes, residuals = spectrum.nodes[0][there], spectrum.residuals[0][there]
-    low, high = (
-        Estimate(float(nodes[i]), float(residuals[i])) for i in (nodes.argmin(), nodes.argmax())
-    )
-    return low, high
 
 
 class RandomMatrixNoise:
@@ -194,7 +188,7 @@ class RandomMatrixNoise:
         self.inputs = np.array([0.0, 0.0, float(variance), 1.0])
         doubt = view.trace_error if model == "multiplicative" else 0.0
         self.errors = np.array([float(view.errors.any()), 1.0, float(variance.stderr), doubt])
-        self._found: dict[tuple[float, ...], tuple[SpikedModel, Mask, MixedLevels]] = {}
+        self._mixed: dict[tuple[float, ...], tuple[SpikedModel, Mask, MixedLevels]] = {}
 
     def read(self, inputs: Array, inverse_batch: float) -> NoiseReading:
         """Everything, at given inputs."""
@@ -202,9 +196,9 @@ class RandomMatrixNoise:
         spikes = spikes if self.model == "additive" else spikes.clip(0.0)
         # inputs[1] alone moves nothing of what costs
         key = float(inputs[0]), float(noise), inverse_batch
-        if key not in self._found:
-            self._found[key] = self._mix_levels(spikes, noise, inverse_batch)
-        model, apart, mixed = self._found[key]
+        if key not in self._mixed:
+            self._mixed[key] = self._mix_levels(spikes, noise, inverse_batch)
+        model, apart, mixed = self._mixed[key]
         positions = model.outlier(spikes)
         overlaps = model.overlap(spikes)
         spreads = np.zeros_like(spikes)
@@ -294,7 +288,7 @@ class DirectionalNoise:
         self.inputs = np.array([0.0, 0.0, 0.0, 1.0, float(variance.bulk)])
         offsets = (float(self.eigenvalue_errors.any()), float(self.rest_errors.any()), 1.0)
         self.errors = np.array([*offsets, doubt, float(variance.bulk.stderr)])
-        self._found: dict[tuple[float, ...], MixedLevels] = {}
+        self._mixed: dict[tuple[float, ...], MixedLevels] = {}
 
     def read(self, inputs: Array, inverse_batch: float) -> NoiseReading:
         """Everything, at given inputs."""
@@ -305,9 +299,9 @@ class DirectionalNoise:
         edges = np.array([0.0 if self.psd else -radius, radius])
         scale = math.sqrt(max(inputs[3], 0.0) * inverse_batch)
         key = float(inputs[0]), scale  # the other inputs do not change how the levels mix
-        if key not in self._found:
-            self._found[key] = mix(levels, scale * self.noise)
-        mixed = self._found[key]
+        if key not in self._mixed:
+            self._mixed[key] = mix(levels, scale * self.noise)
+        mixed = self._mixed[key]
         # noise to directions at 0 moves |λ| outward, and leaves 1 − noise/λ² of the overlap
         sizes, noise = np.abs(levels), rest * inverse_batch
         clear = noise < sizes**2
@@ -371,7 +365,7 @@ def noise_model(
     if model == "multiplicative":
         expected = "be a Spectrum for multiplicative noise"
         cure = "its noise is made of all the eigenvalues: take lh.spectrum(lh.ggn(problem))"
-        require(isinstance(spectrum, Spectrum), "spectrum", expected, spectrum, cure, TypeError)
+        require_type(spectrum, Spectrum, "spectrum", expected, cure)
     return RandomMatrixNoise(view_of(spectrum), variance, model)
 
 
@@ -447,17 +441,23 @@ def predict(
     - "directional" (the default for a ``DirectionalVariance``): noise measured along the
       eigenvectors.
     """
-    _require_inputs(spectrum, variance)
-    directional = isinstance(variance, DirectionalVariance)
-    chosen = require_choice(
-        model or ("directional" if directional else "additive"), "model", MODELS
-    )
-    effective = effective_batch(batch_size, population)
-    if isinstance(variance, DirectionalVariance | Estimate):
-        given = variance
+    cure = "take lh.spectrum(lh.hessian(problem)) or lh.eigenpairs(lh.hessian(problem))"
+    require_type(spectrum, Spectrum | Eigenpairs, "spectrum", "be a Spectrum or Eigenpairs", cure)
+    expected = "be a number, an Estimate or a DirectionalVariance"
+    cure = "take lh.variance(problem).hessian_variance"
+    real = isinstance(variance, Estimate | DirectionalVariance | numbers.Real)
+    fine = real and not isinstance(variance, bool)
+    require(fine, "variance", expected, variance, cure, TypeError)
+    default = "additive"
+    if isinstance(variance, DirectionalVariance):
+        default = "directional"
     else:
-        given = Estimate(float(variance))
-    noise = noise_model(spectrum, given, chosen, batch_size)
+        value = float(variance)
+        require(0 <= value < math.inf, "variance", "be finite and at least 0", repr(value))
+        variance = variance if isinstance(variance, Estimate) else Estimate(value)
+    chosen = require_choice(model or default, "model", MODELS)
+    effective = effective_batch(batch_size, population)
+    noise = noise_model(spectrum, variance, chosen, batch_size)
     inverse = 0.0 if math.isinf(effective) else 1.0 / effective
     step, here = 1e-3 / batch_size, _Read(noise, inverse)
     beside = _Read(noise, max(inverse - step, 0.0)), _Read(noise, inverse + step)
@@ -469,6 +469,13 @@ def predict(
         b = reading.onsets
         return b if population is None else np.asarray(b / (1.0 + b / population))
 
+    outliers = zip(
+        map(Estimate, noise.eigenvalues.tolist(), noise.eigenvalue_errors.tolist()),
+        here.measure(lambda r: r.positions),
+        here.measure(lambda r: r.overlaps),
+        here.base.spreads.tolist(),
+        strict=True,
+    )
     exponent = _exponent(beside[0], here, beside[1], batch_size)
     least, most = (float(width) for width in here.base.extreme_spreads)
     separates_at, signal_at = here.measure(batches)
@@ -482,7 +489,7 @@ def predict(
         most,
         least,
         (low, high),
-        _outliers(here),
+        tuple(PredictedOutlier(*parts) for parts in outliers),
         separates_at,
         signal_at,
         exponent,
@@ -531,15 +538,6 @@ def _exponent(low: _Read, here: _Read, high: _Read, batch_size: int) -> Estimate
     return here.propagate(slope((low.base, here.base, high.base)), ends)[0]
 
 
-def _outliers(here: _Read) -> tuple[PredictedOutlier, ...]:
-    pairs = zip(here.noise.eigenvalues, here.noise.eigenvalue_errors, strict=True)
-    full = [Estimate(float(value), float(error)) for value, error in pairs]
-    seen, overlaps = here.measure(lambda r: r.positions), here.measure(lambda r: r.overlaps)
-    spreads = (float(spread) for spread in here.base.spreads)
-    parts = zip(full, seen, overlaps, spreads, strict=True)
-    return tuple(PredictedOutlier(*part) for part in parts)
-
-
 def _regime(noise: NoiseModel, reading: NoiseReading, exponent: Estimate) -> str:
     """Which of the three regimes of Figure 5.1 of the spectral thesis it is, in words."""
     top = int(np.argmax(noise.eigenvalues))
@@ -553,20 +551,6 @@ def _regime(noise: NoiseModel, reading: NoiseReading, exponent: Estimate) -> str
     if added <= NEGLIGIBLE:
         return f"signal: noise adds {added:.1%} to λ₁ = {true:.4g}; larger batches change little"
     return f"between: λ₁ = {true:.4g} stands apart and noise adds {added:.0%}; {falls}"
-
-
-def _require_inputs(spectrum: object, variance: object) -> None:
-    fine = isinstance(spectrum, Spectrum | Eigenpairs)
-    cure = "take lh.spectrum(lh.hessian(problem)) or lh.eigenpairs(lh.hessian(problem))"
-    require(fine, "spectrum", "be a Spectrum or Eigenpairs", spectrum, cure, TypeError)
-    known = isinstance(variance, Estimate | DirectionalVariance | numbers.Real)
-    known = known and not isinstance(variance, bool)
-    expected = "be a number, an Estimate or a DirectionalVariance"
-    cure = "take lh.variance(problem).hessian_variance"
-    require(known, "variance", expected, variance, cure, TypeError)
-    if not isinstance(variance, DirectionalVariance):
-        value = float(variance)  # type: ignore[arg-type]
-        require(0 <= value < math.inf, "variance", "be finite and at least 0", repr(value))
 
 
 @dataclass(frozen=True)
@@ -592,8 +576,8 @@ class BatchComparison(Result):
     def of(self, model: str) -> tuple[BatchPrediction, ...]:
         """One model's predictions, by rising batch size."""
         require_choice(model, "model", self.models)
-        found = (each for each in self.predictions if each.model == model)
-        return tuple(sorted(found, key=lambda each: each.batch_size))
+        own = (each for each in self.predictions if each.model == model)
+        return tuple(sorted(own, key=lambda each: each.batch_size))
 
     def scores(self, model: str, which: str = "largest") -> Array:
         """(λ − predicted)/√(spread² + stderr²) of every measured batch, "largest" or "smallest".
@@ -602,7 +586,7 @@ class BatchComparison(Result):
         """
         require_choice(which, "which", ("largest", "smallest"))
         by_size = {each.batch_size: each for each in self.of(model)}
-        found = []
+        scores = []
         for measured in self.measured:
             prediction = by_size[measured.batch_size]
             expected, spread = prediction.largest, prediction.spread
@@ -611,10 +595,10 @@ class BatchComparison(Result):
             values = getattr(measured, which)[:, 0]
             width = math.hypot(spread, float(expected.stderr))
             if width > 0:
-                found.append((values - float(expected)) / width)
+                scores.append((values - float(expected)) / width)
         need = "hold batches smaller than the data"
-        require(bool(found), "measured", need, "none", "all data has no noise to score")
-        return np.concatenate(found)
+        require(bool(scores), "measured", need, "none", "all data has no noise to score")
+        return np.concatenate(scores)
 
     def within(self, model: str, deviations: float = 1.0, which: str = "largest") -> Estimate:
         """The share of batches within so many predicted standard deviations: ideally 0.68 for 1."""

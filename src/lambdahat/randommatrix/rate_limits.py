@@ -5,14 +5,13 @@ a formula.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from lambdahat._core.check import describe, require, require_positive
+from lambdahat._core.check import require_number, require_positive
 from lambdahat.results import Array, Estimate, student_quantile
 
 LEAST_RATE = 1e-6  # of the limit with all data, where the search for the limit with noise ends
@@ -44,7 +43,7 @@ class PositiveEstimate(Estimate):
 
     def interval(self, level: float = 0.95) -> tuple[Any, Any]:
         """The two-sided interval, value·exp(∓ …)."""
-        require(0 < level < 1, "level", "lie in (0, 1)", repr(level))
+        require_number(level, "level", "(0, 1)")
         known = student_quantile(level, self.dof) * self.log_error
         normal = student_quantile(level, math.inf)
         down, up = (math.hypot(known, normal * part) for part in self.doubt)
@@ -75,10 +74,8 @@ def stability_limit(
     (0.5, 0.4, 0.75)
     """
     require_positive(curvature, "curvature", "a direction that bends down has no stable rate")
-    require_momentum(momentum)
-    require(_is_real(excess), "excess", "be a number", describe(excess), "", TypeError)
-    require(not math.isnan(excess), "excess", "be a number", repr(excess))
-    noise = max(excess, 0.0)
+    require_number(momentum, "momentum", "[0, 1)")
+    noise = max(require_number(excess, "excess", "[-inf, inf]"), 0.0)
     if not (nesterov and momentum > 0):
         return 2 * (1 + momentum) / (curvature + noise * (1 + momentum) / (1 - momentum))
     grown, lead = 1 + noise / curvature, momentum * (1 + 2 * momentum)
@@ -95,7 +92,7 @@ def allowed_excess(
     >>> allowed_excess(0.4, 4.0), allowed_excess(0.6, 4.0, 0.5)
     (1.0, 0.3333333333333333)
     """
-    require_momentum(momentum)
+    require_number(momentum, "momentum", "[0, 1)")
     if not nesterov:
         return (2 * (1 + momentum) / rate - curvature) * (1 - momentum) / (1 + momentum)
     u, lead = rate * curvature, momentum * (1 + 2 * momentum)
@@ -158,11 +155,11 @@ def coupled_limit(
             moments = np.kron(whole, whole) + driven
         size = math.isqrt(len(moments))
         try:
-            found = np.linalg.solve(np.eye(len(moments)) - moments, np.eye(size).ravel())
+            flat = np.linalg.solve(np.eye(len(moments)) - moments, np.eye(size).ravel())
         except np.linalg.LinAlgError:
             return False
-        found = found.reshape(size, size)
-        return bool(np.isfinite(found).all() and np.linalg.eigvalsh((found + found.T) / 2)[0] > 0)
+        fixed = flat.reshape(size, size)
+        return bool(np.isfinite(fixed).all() and np.linalg.eigvalsh((fixed + fixed.T) / 2)[0] > 0)
 
     rates = np.geomspace(LEAST_RATE, 1.0, RATES) * highest
     low = high = float(rates[0])
@@ -175,18 +172,6 @@ def coupled_limit(
         middle = math.sqrt(low * high)
         low, high = (middle, high) if stable(middle) else (low, middle)
     return high if high >= highest * (1 - 1e-9) else math.sqrt(low * high)
-
-
-def require_momentum(momentum: object) -> float:
-    """A number in [0, 1)."""
-    fine = _is_real(momentum)
-    require(fine, "momentum", "be a number in [0, 1)", describe(momentum), "", TypeError)
-    require(0 <= momentum < 1, "momentum", "lie in [0, 1)", repr(momentum))  # type: ignore[operator]
-    return float(momentum)  # type: ignore[arg-type]
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def propagate(function: Callable[..., float], *inputs: Estimate) -> Estimate:

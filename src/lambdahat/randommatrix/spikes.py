@@ -20,7 +20,6 @@ tr H̄/P has the right units always.
 from __future__ import annotations
 
 import math
-import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +30,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
-from lambdahat._core.check import describe, require, require_count, require_positive
+from lambdahat._core.check import (
+    require,
+    require_count,
+    require_finite,
+    require_number,
+    require_positive,
+    require_type,
+)
 from lambdahat._core.storage import Result
 from lambdahat.randommatrix.rate_limits import propagate
 from lambdahat.results import Array, Estimate, Spectrum
@@ -60,11 +66,8 @@ def noise_scale(variance: float, dimension: int, batch: float) -> float:
 
     ``variance`` is σ², that of one element over samples; ``batch`` the effective b.
     """
-    for value, name in ((variance, "variance"), (batch, "batch")):
-        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        require(real, name, "be a number", describe(value), "", TypeError)
-    require(variance >= 0, "variance", "be a number of at least 0", repr(variance))
-    require(batch > 0, "batch", "be a number above 0", repr(batch))
+    require_number(variance, "variance", "[0, inf]")
+    require_number(batch, "batch", "(0, inf]")
     return math.sqrt(variance * require_count(dimension, "dimension") / batch)
 
 
@@ -164,7 +167,7 @@ class SpikedModel(ABC):
     def inverse(self, observed: ArrayLike) -> Array:
         """The true eigenvalue of one seen beyond the edges; NaN inside the bulk."""
         values, (lower, upper), (low, high) = np.asarray(observed), self.thresholds, self.edges
-        found = np.full(values.size, math.nan)
+        true = np.full(values.size, math.nan)
         for i, seen in enumerate(values.ravel().astype(np.float64).tolist()):
             ends = (upper, seen) if seen > high else (seen, lower)
             if seen > high or (seen < low and seen < lower):
@@ -172,8 +175,8 @@ class SpikedModel(ABC):
                 def excess(x: float, seen: float = seen) -> float:
                     return float(self._seen(np.array(x))) - seen
 
-                found[i] = brentq(excess, *ends, xtol=1e-14)
-        return found.reshape(values.shape)
+                true[i] = brentq(excess, *ends, xtol=1e-14)
+        return true.reshape(values.shape)
 
     def _slope(self, at: Array) -> Array:
         return 1.0 - self._sum(at, 2)
@@ -185,7 +188,7 @@ class SpikedModel(ABC):
         inside: Callable[[Array], Array] = np.zeros_like,
     ) -> Array:
         values = np.asarray(eigenvalue, dtype=np.float64)
-        require(bool(np.isfinite(values).all()), "eigenvalue", "be finite", "NaN or infinity in it")
+        require_finite(values, "eigenvalue")
         out = np.asarray(inside(values), dtype=np.float64).copy()
         apart = self.stands_apart(values)
         out[apart] = beyond(values[apart])
@@ -225,8 +228,8 @@ class Additive(SpikedModel):
         weights: ArrayLike | None = None,
         dimension: float = math.inf,
     ) -> None:
-        require(0 <= scale < math.inf, "scale", "be a finite number of at least 0", repr(scale))
-        self.scale, self.dimension = float(scale), float(dimension)
+        self.scale = require_number(scale, "scale", "[0, inf)")
+        self.dimension = float(dimension)
         self.nodes, counts = _measure(eigenvalues, weights)
         self.weights = counts / counts.sum()
 
@@ -277,9 +280,7 @@ class Multiplicative(SpikedModel):
     def __init__(
         self, eigenvalues: ArrayLike, weights: ArrayLike | None = None, samples: float = math.inf
     ) -> None:
-        fine = samples == math.inf or require_positive(samples, "samples") > 0
-        require(fine, "samples", "be above 0", samples)
-        self.samples = float(samples)
+        self.samples = require_number(samples, "samples", "(0, inf]")
         self.nodes, self.weights = _measure(eigenvalues, weights)
         fine = bool((self.nodes >= 0).all())
         got = f"{self.nodes[0]:.3g}"
@@ -329,11 +330,8 @@ class Multiplicative(SpikedModel):
 
 def _measure(eigenvalues: ArrayLike, weights: ArrayLike | None) -> tuple[Array, Array]:
     """Nodes in ascending order with positive weights."""
-    nodes = np.atleast_1d(np.asarray(eigenvalues, dtype=np.float64)).ravel()
-    if weights is None:
-        counts = np.ones_like(nodes)
-    else:
-        counts = np.atleast_1d(np.asarray(weights, dtype=np.float64)).ravel()
+    nodes = np.asarray(eigenvalues, dtype=np.float64).ravel()
+    counts = np.ones_like(nodes) if weights is None else np.asarray(weights, np.float64).ravel()
     fits = nodes.size > 0 and bool(np.isfinite(nodes).all())
     require(fits, "eigenvalues", "be finite, one or more", nodes)
     fits = counts.shape == nodes.shape
@@ -358,14 +356,14 @@ def damping_as_shrinkage(damping: float, target: float = 1.0) -> Shrinkage:
     >>> damping_as_shrinkage(0.25)
     Shrinkage(kappa=1.25, beta=0.8)
     """
-    require(0 <= damping < math.inf, "damping", "be a finite number of at least 0", repr(damping))
+    require_number(damping, "damping", "[0, inf)")
     kappa = 1.0 + damping / require_positive(target, "target")
     return Shrinkage(kappa, 1.0 / kappa)
 
 
 def shrinkage_as_damping(beta: float, target: float = 1.0) -> float:
     """δ = t(1−β)/β: the damping that shrinks as β towards ``target``·I does."""
-    require(0 < beta <= 1, "beta", "lie in (0, 1]", repr(beta))
+    require_number(beta, "beta", "(0, 1]")
     return require_positive(target, "target") * (1.0 - beta) / beta
 
 
@@ -396,7 +394,7 @@ def linear_shrinkage(
     minimises. Its error is that of the spectrum's probes and of σ².
     """
     cure = "take it with lh.spectrum(lh.hessian(problem))"
-    require(isinstance(spectrum, Spectrum), "spectrum", "be a Spectrum", spectrum, cure, TypeError)
+    require_type(spectrum, Spectrum, "spectrum", "be a Spectrum", cure)
     element = variance if isinstance(variance, Estimate) else Estimate(float(variance))
     fine = 0 <= float(element) < math.inf
     require(fine, "variance", "be a finite number of at least 0", str(element))

@@ -10,8 +10,8 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lambdahat._core.check import describe, require, require_choice, require_count, require_positive
+from lambdahat._core.check import (
+    describe,
+    require,
+    require_choice,
+    require_count,
+    require_positive,
+    require_type,
+)
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import Result
@@ -44,7 +51,7 @@ NAMED: dict[str, MakeOptimizer] = {
 BEYOND_RETURN = 1e8
 STRIDE = 4.0
 MOST_STRIDES = 30
-QUIET = 1 / 4  # of the rate to start with: where what noise adds to the loss is measured
+QUIET = 1 / 4  # of the rate to start with: where the loss added by noise is measured
 MARGIN = 2.0
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")  # torch's names for what momentum keeps
 SMALL = 1e-8  # of the gradient's norm: Adam's second moment must not see the probe
@@ -99,14 +106,19 @@ def largest_stable_rate(
     first loss, the limit found is high by up to ln(1/s)/(4·steps).
     """
     require_problem(problem)
-    make = _maker(optimizer)
-    total = problem.num_samples
-    if batch_size is None:
-        size = total
+    if isinstance(optimizer, str):
+        cure = "for others pass a function (parameters, rate) -> torch.optim.Optimizer"
+        make = NAMED[require_choice(optimizer, "optimizer", NAMED, cure)]
     else:
-        size = require_count(
-            batch_size, "batch_size", 1, total, "a batch cannot hold more samples than the data"
-        )
+        known = f"be one of {', '.join(NAMED)}, or a function"
+        expected = f"{known} (parameters, rate) -> torch.optim.Optimizer"
+        fine = callable(optimizer) and not isinstance(optimizer, Optimizer)
+        require(fine, "optimizer", expected, describe(optimizer), "", TypeError)
+        make = optimizer
+    total = problem.num_samples
+    size, cure = total, "a batch cannot hold more samples than the data"
+    if batch_size is not None:
+        size = require_count(batch_size, "batch_size", 1, total, cure)
     require_count(steps, "steps")
     require_count(runs, "runs", 2, cure="one run shows no error")
     require_positive(start, "start")
@@ -118,15 +130,30 @@ def largest_stable_rate(
     fine = factor is None or first > 0
     require(fine, "the loss at the start", "be above 0", f"{first:.6g}", cure)
     work = _Trials(problem, make, size, steps, first, factor, seed)
-    found: list[tuple[float, float]] = []
+    brackets: list[tuple[float, float]] = []
     runs = 1 if size == total else runs
     if factor is None:
-        work.know_noise(start, runs)
+        work.measure_noise(start, runs)
     for run in range(runs):
-        guess = start if not found else math.sqrt(found[0][0] * found[0][1])
-        found.append(bisect_rate(lambda rate, run=run: work.stable(rate, run), guess, tol))  # type: ignore[misc]
+        guess = start if not brackets else math.sqrt(brackets[0][0] * brackets[0][1])
+        brackets.append(bisect_rate(lambda rate, run=run: work.stable(rate, run), guess, tol))  # type: ignore[misc]
         report("stable rate", run + 1, runs)
-    return _summarise(found, work)
+    # the geometric mean; a limit is uniform in its last interval, of variance width²/12
+    logs = np.array([0.5 * (math.log(low) + math.log(high)) for low, high in brackets])
+    width = max(math.log(high / low) for low, high in brackets)
+    spread, dof = (float(logs.var(ddof=1)) / runs, runs - 1) if runs > 1 else (0.0, math.inf)
+    value, error = float(np.exp(logs.mean())), math.sqrt(spread + width**2 / 12)
+    return StableRate(
+        value,
+        value * error,
+        work.gradients,
+        dof=dof,
+        log_error=error,
+        per_run=np.exp(logs),
+        batch_size=size,
+        steps=steps,
+        factor=factor,
+    )
 
 
 def bisect_rate(
@@ -157,18 +184,6 @@ def bisect_rate(
     return low, high
 
 
-def _maker(optimizer: str | MakeOptimizer) -> MakeOptimizer:
-    if isinstance(optimizer, str):
-        cure = "for others pass a function (parameters, rate) -> torch.optim.Optimizer"
-        return NAMED[require_choice(optimizer, "optimizer", NAMED, cure)]
-    made = callable(optimizer) and not isinstance(optimizer, Optimizer)
-    known = (
-        f"be one of {', '.join(NAMED)}, or a function (parameters, rate) -> torch.optim.Optimizer"
-    )
-    require(made, "optimizer", known, describe(optimizer), "", TypeError)
-    return optimizer
-
-
 class _Trials:
     """Training runs from one point, each with its learning rate and its order of the data."""
 
@@ -184,12 +199,17 @@ class _Trials:
     ) -> None:
         self.problem, self.make, self.size, self.steps, self.seed = problem, make, size, steps, seed
         self.first, self.factor = first, factor
-        # what noise adds to the loss at the rate to start with
+        # the loss added by noise at the rate to start with
         self.noise, self.start = 0.0, math.inf
         self.gradients = 0
-        self._columns = None if size == problem.num_samples else _join_batches(problem)
+        # all data as one batch; None if not in memory, or of different lengths
+        self._columns: Batch | None = None
+        if size < problem.num_samples and problem.batches.in_memory:
+            with suppress(RuntimeError, ValueError):  # batches padded to different lengths
+                columns = concatenate([batch.data for batch in problem.batches])
+                self._columns = Batch(columns, problem.num_samples)
 
-    def know_noise(self, start: float, runs: int) -> None:
+    def measure_noise(self, start: float, runs: int) -> None:
         """Measure how far runs at a small rate end above the first loss; that grows as α²."""
         ends = [self._end(QUIET * start, run) for run in range(runs)]
         rises = [end - self.first for end in ends if math.isfinite(end)]
@@ -207,8 +227,7 @@ class _Trials:
         begin = self.problem.named(self.problem.vector)
         named = {name: t.detach().clone().requires_grad_() for name, t in begin.items()}
         optimizer = self.make(list(named.values()), rate)
-        fine = isinstance(optimizer, Optimizer)
-        require(fine, "optimizer", "return a torch.optim.Optimizer", optimizer, "", TypeError)
+        require_type(optimizer, Optimizer, "optimizer", "return a torch.optim.Optimizer")
         scale = abs(self.first) + self.noise or 1.0
         for parts in self._batches(run):
             loss = optimizer.step(lambda parts=parts: self._backward(optimizer, named, parts))  # type: ignore[misc]
@@ -245,28 +264,6 @@ class _Trials:
             else:
                 whole = self.size if self.problem.norm == "train" else None
                 yield list(self.problem.subset(indices, whole).weighted())
-
-
-def _join_batches(problem: Problem) -> Batch | None:
-    """All data as one batch, or None if not in memory or of different lengths."""
-    if not problem.batches.in_memory:
-        return None
-    try:
-        return Batch(concatenate([batch.data for batch in problem.batches]), problem.num_samples)
-    except (RuntimeError, ValueError):  # batches padded to different lengths
-        return None
-
-
-def _summarise(found: list[tuple[float, float]], work: _Trials) -> StableRate:
-    """The geometric mean; a limit is uniform in its last interval, of variance width²/12."""
-    logs = np.array([0.5 * (math.log(low) + math.log(high)) for low, high in found])
-    width = max(math.log(high / low) for low, high in found)
-    spread = float(logs.var(ddof=1)) / len(logs) if len(logs) > 1 else 0.0
-    value = float(np.exp(logs.mean()))
-    error, dof = math.sqrt(spread + width**2 / 12), len(logs) - 1 if len(logs) > 1 else math.inf
-    rate = StableRate(value, value * error, work.gradients, dof=dof, log_error=error)
-    rate = replace(rate, per_run=np.exp(logs), batch_size=work.size)
-    return replace(rate, steps=work.steps, factor=work.factor)
 
 
 @dataclass(frozen=True)
@@ -322,7 +319,7 @@ def rate_ratio(
     require(fine, "optimizer", expected, optimizer, error=TypeError)
     pairs = extreme_eigenpairs(hessian(problem), 1, seed=seed) if eigenpairs is None else eigenpairs
     directions = _flat_directions(problem, pairs, flat, seed)
-    with _Probe(problem, optimizer, gradient, backward).begun() as probe:
+    with _Probe(problem, optimizer, gradient, backward).started() as probe:
         sharp, rates = probe.rates(pairs.vectors), probe.rates(directions)
         nonlinearity = probe.nonlinearity(pairs.vectors[:, 0], directions[:, 0])
     error = float(rates.std() / math.sqrt(len(rates))) if len(rates) > 1 else math.nan
@@ -376,7 +373,7 @@ class _Probe:
         self.reach = math.nan
 
     @contextmanager
-    def begun(self) -> Iterator[_Probe]:
+    def started(self) -> Iterator[_Probe]:
         """The optimiser at work on a copy of its state; everything is put back at the end."""
         nested = list(_optimizers(self.optimizer))
         before = [(each, dict(vars(each))) for each in nested]
@@ -402,11 +399,11 @@ class _Probe:
 
     def rates(self, vectors: Tensor) -> Tensor:
         """φᵀ(αB⁻¹)φ for unit vectors φ (P, k), in float64."""
-        found = []
+        rates = []
         for vector in vectors.T:
-            found.append(-float(vector.double() @ self._response(vector)))
-            report("rate ratio", len(found), vectors.shape[1])
-        return torch.tensor(found, dtype=torch.float64)
+            rates.append(-float(vector.double() @ self._response(vector)))
+            report("rate ratio", len(rates), vectors.shape[1])
+        return torch.tensor(rates, dtype=torch.float64)
 
     def nonlinearity(self, first: Tensor, second: Tensor) -> float:
         """How far the response to two directions is from the sum of the two responses."""
