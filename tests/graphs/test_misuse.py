@@ -409,7 +409,7 @@ CALLS = {
     "a cut of text": (
         lambda: clusters(RING, 10, cut="a"),
         TypeError,
-        r"cut must be a number in \(0, 2\), or None",
+        r"cut must be a number in \(0, 2\), got 'a'; the spectrum lies there; None finds a gap",
     ),
     "a cut of NaN": (
         lambda: clusters(RING, 10, cut=float("nan")),

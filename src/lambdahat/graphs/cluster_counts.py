@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2
 from scipy.special import ndtr
 
-from lambdahat._core.check import describe, require, require_count, require_positive
+from lambdahat._core.check import require, require_count, require_number, require_positive
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat._core.storage import Result, Status
 from lambdahat.estimators import eigenpairs, spectrum
@@ -204,64 +204,40 @@ def clusters(
     """
     require_graph(graph)
     require_count(moments, "moments", least=8)
-    real = isinstance(cut, numbers.Real) and not isinstance(cut, bool)
-    fine = cut is None or real
-    require(fine, "cut", "be a number in (0, 2), or None", describe(cut), error=TypeError)
-    require(cut is None or 0 < cut < 2, "cut", "lie in (0, 2), where the spectrum does", repr(cut))
+    if cut is not None:
+        require_number(cut, "cut", "(0, 2)", "the spectrum lies there; None finds a gap")
     count = int(graph.components.max()) + 1
     if count == len(graph):  # all eigenvalues are 0: there is no density to look for a gap in
         own = graph.components.astype(np.int64) if labels else None
         return Clusters(float(count), 0.0, cut=float(cut or 1.0), components=count, labels=own)
-    evidence = _evidence(graph, moments, probes, seed, count, cut is not None)
-    gaps, spectrum = evidence.gaps, evidence.spectrum
-    result = Clusters(
-        math.nan,
-        math.nan,
-        evidence.cost,
-        Status.NO_GAP,
-        evidence.dof,
-        math.nan,
-        gaps,
-        count,
-        spectrum,
-    )
+    result, values, confirmed = _weighed_gaps(graph, moments, probes, seed, count, cut is not None)
+    gaps = result.gaps
     if cut is None and not (gaps and gaps[0].weight):
         return result
     unclear = cut is None and gaps[0].weight < HEADLINE
     status = Status.RIVAL_GAPS if unclear else Status.CONVERGED
     result = replace(result, status=status, cut=gaps[0].cut if cut is None else float(cut))
-    if evidence.values is None:
+    if values is None:
         result = _count_by_density(graph, result, seed, refine=probes is None and cut is None)
     else:
-        result = replace(result, value=float((evidence.values <= result.cut).sum()), stderr=0.0)
+        result = replace(result, value=float((values <= result.cut).sum()), stderr=0.0)
     if cut is None:
         result = replace(result, stderr=math.hypot(result.stderr, _choice_error(result.gaps)))
-    if not evidence.confirmed:
+    if not confirmed:
         result = replace(result, value=float(count), stderr=math.inf, status=Status.UNRESOLVED)
     if not labels:
         return result
     return replace(result, labels=cluster_labels(graph, max(1, result.rounded), seed))
 
 
-@dataclass(frozen=True)
-class _Evidence:
-    """The spectrum of a graph, its gaps, and the eigenvalues if any were computed.
-
-    ``confirmed`` is False if too many eigenvalues would have been needed to confirm the gaps.
-    """
-
-    spectrum: GraphSpectrum
-    values: Array | None
-    gaps: tuple[Gap, ...]
-    cost: int
-    dof: float
-    confirmed: bool
-
-
-def _evidence(
+def _weighed_gaps(
     graph: Graph, moments: int, probes: int | None, seed: int, components: int, by_hand: bool
-) -> _Evidence:
-    """The weighed gaps; eigenvalues confirm them where moments show the components alone."""
+) -> tuple[Clusters, Array | None, bool]:
+    """The weighed gaps without a count, the eigenvalues if computed, and whether they confirm them.
+
+    Eigenvalues are computed where moments show the components alone. They confirm nothing if too
+    many would have been needed.
+    """
     nodes, values, cell = len(graph), None, math.pi / moments
     if probes is None and nodes <= EXACT_NODES:
         partition, values = connected(graph), eigenvalues(graph)
@@ -273,8 +249,8 @@ def _evidence(
     square = (float(measured.values[2]) + 1) / 2  # tr (I − L)²/n, of T₂(x) = 2x² − 1
     least = min(WIDEST, STANDS_OUT * edge_spacing(square, nodes, components))
     if values is None:
-        found = find_gaps(density, nodes, components)
-        resolved = [gap for gap in found if gap.angle >= CELLS * cell]
+        gaps = find_gaps(density, nodes, components)
+        resolved = [gap for gap in gaps if gap.angle >= CELLS * cell]
         gaps = weigh(resolved, components, least, cell)
     else:
         gaps = weigh(eigenvalue_gaps(values, components, nodes), components, least)
@@ -290,7 +266,10 @@ def _evidence(
         confirmed, cost = confirmed or not _alone(gaps, components), cost + more
     dof = degrees_of_freedom(measured, partition) if values is None else math.inf
     spectrum = GraphSpectrum(density, measured, nodes, graph.num_edges, graph.name)
-    return _Evidence(spectrum, values, gaps, cost, dof, confirmed)
+    unknown = Clusters(
+        math.nan, math.nan, cost, Status.NO_GAP, dof, math.nan, gaps, components, spectrum
+    )
+    return unknown, values, confirmed
 
 
 def _count_by_density(graph: Graph, result: Clusters, seed: int, refine: bool) -> Clusters:
@@ -344,11 +323,11 @@ def least_eigenvalues(
     wanted = math.ceil(1.1 * expected) + BEYOND
     if wanted > min(MOST_LEAST, BLOCK_ELEMENTS // (4 * nodes)):
         return None, 0, False
-    found = eigenpairs(graph.normalized_laplacian(), wanted, "smallest", LEAST_ACCURACY, seed=seed)
-    values = np.asarray(found.values.numpy().clip(*BOUNDS), dtype=np.float64)
+    pairs = eigenpairs(graph.normalized_laplacian(), wanted, "smallest", LEAST_ACCURACY, seed=seed)
+    values = np.asarray(pairs.values.numpy().clip(*BOUNDS), dtype=np.float64)
     rest = nodes * float(squares @ mass) - np.cumsum((1 - values) ** 2)
     edges = 1 - 2 * np.sqrt(rest.clip(0.0) / (nodes - np.arange(1, wanted + 1)))
-    return values, found.cost, found.status.ok and int((values >= edges).sum()) >= BEYOND // 2
+    return values, pairs.cost, pairs.status.ok and int((values >= edges).sum()) >= BEYOND // 2
 
 
 def eigenvalues_below(
@@ -412,11 +391,10 @@ def weigh(
     """
     others = [gap for gap in gaps if abs(gap.count - components) >= 0.5]
     widest = max(others, key=lambda gap: gap.width, default=None)
-    if widest is None:
-        hidden = 0.0
-    else:
+    believed = least
+    if widest is not None:
         hidden = resolution * math.sin(math.acos(1 - (widest.low + widest.high) / 2))
-    believed = max(least, hidden)
+        believed = max(least, hidden)
     wide = []
     for gap in gaps:
         if abs(gap.count - components) < 0.5:
@@ -456,12 +434,9 @@ def _choice_error(gaps: Sequence[Gap]) -> float:
 def eigenvalue_gaps(values: Array, components: int, nodes: int) -> list[Gap]:
     """The gaps between the smallest eigenvalues that ``find_gaps`` would find in a density."""
     most = min(max(nodes // 2, components), len(values) - 1)
-    pairs = zip(
-        range(1, most + 1), values[:most].tolist(), values[1 : most + 1].tolist(), strict=True
-    )
     return [
         Gap((low + high) / 2, float(count), low, high)
-        for count, low, high in pairs
+        for count, (low, high) in enumerate(pairwise(values[: most + 1].tolist()), start=1)
         if low < min(high, 1.0)
     ]
 
@@ -481,9 +456,9 @@ def find_gaps(density: MaxentDensity, nodes: int, components: int) -> tuple[Gap,
     lowest = inner[(height[1:-1] < height[:-2]) & (height[1:-1] <= height[2:])]
     most = max(nodes / 2, components) + 0.5
     lowest = lowest[(places[lowest] <= 1.0) & (counts[lowest] <= most)]
-    found = sorted((_gap(places, counts, i) for i in lowest), key=lambda gap: -gap.angle)
     kept: list[Gap] = []
-    for gap in found:  # ripples of one gap: the widest speaks for all
+    # of ripples of one gap the widest speaks for all
+    for gap in sorted((_gap(places, counts, i) for i in lowest), key=lambda gap: -gap.angle):
         if not any(
             other.low <= gap.cut <= other.high or gap.low <= other.cut <= gap.high for other in kept
         ):
@@ -510,9 +485,8 @@ def _mass_below(density: MaxentDensity, moments: Moments, cut: float) -> tuple[f
     slope = density.sensitivity(lambda places: (places <= cut).astype(np.float64))
     variance = float(slope @ moments.covariance[1:, 1:] @ slope)
     lacking = float(slope @ density.residuals[1:])
-    return float(density.cumulative([cut])[0]) + lacking, math.hypot(
-        math.sqrt(max(variance, 0.0)), lacking
-    )
+    below = float(density.cumulative([cut])[0]) + lacking
+    return below, math.hypot(math.sqrt(max(variance, 0.0)), lacking)
 
 
 GRID = 2000
@@ -533,20 +507,20 @@ def smoothed_lanczos_clusters(
     return smoothed_count(spectrum(graph.normalized_laplacian(), depth, probes, seed), width)
 
 
-def smoothed_count(found: Spectrum, width: float = WIDTH) -> Estimate:
+def smoothed_count(spectrum: Spectrum, width: float = WIDTH) -> Estimate:
     """How many eigenvalues a spectrum has below the first minimum of its smoothed density."""
     places = np.linspace(0.0, 2.0, GRID)
-    density = smooth_density(found, places, width)
+    density = smooth_density(spectrum, places, width)
     lowest = np.flatnonzero((density[1:-1] < density[:-2]) & (density[1:-1] <= density[2:])) + 1
     if not len(lowest):
-        return Estimate(math.nan, math.nan, found.cost, Status.NO_GAP)
+        return Estimate(math.nan, math.nan, spectrum.cost, Status.NO_GAP)
     cut = float(places[lowest[0]])
-    return found.expectation(lambda nodes: ndtr((cut - nodes) / width), found.dim)
+    return spectrum.expectation(lambda nodes: ndtr((cut - nodes) / width), spectrum.dim)
 
 
-def smooth_density(found: Spectrum, places: Array, width: float) -> Array:
+def smooth_density(spectrum: Spectrum, places: Array, width: float) -> Array:
     """The density Σ_i w_i k(λ − λ_i) at ``places`` (Eq. 3.6), averaged over the probes."""
-    nodes, weights = found.nodes.ravel(), found.weights.ravel() / len(found.nodes)
+    nodes, weights = spectrum.nodes.ravel(), spectrum.weights.ravel() / len(spectrum.nodes)
     total = np.zeros(len(places))
     for part in np.array_split(np.arange(len(nodes)), max(1, len(nodes) // 1000)):
         apart = (places[:, None] - nodes[part]) / width

@@ -58,7 +58,7 @@ class NameTable:
         """The number of each distinct name, (k,); new names are numbered in order."""
         text = np.array(list(names), dtype=StringDType())
         hashes = _hashes(names)
-        found = np.full(len(text), -1, dtype=np.int32)
+        numbers = np.full(len(text), -1, dtype=np.int32)
         mask = len(self._slots) - 1
         left, slots = np.arange(len(text)), hashes & mask
         while len(left):  # linear probing
@@ -66,15 +66,15 @@ class NameTable:
             taken = held >= 0
             left, slots, held = left[taken], slots[taken], held[taken]
             same = self._text[held] == text[left]
-            found[left[same]] = held[same]
+            numbers[left[same]] = held[same]
             left, slots = left[~same], (slots[~same] + 1) & mask
-        new = np.flatnonzero(found < 0)
+        new = np.flatnonzero(numbers < 0)
         added = np.arange(self._count, self._count + len(new), dtype=np.int32)
         self._reserve(self._count + len(new))
-        self._text[added], found[new] = text[new], added
+        self._text[added], numbers[new] = text[new], added
         self._count += len(new)
         self._insert(added, hashes[new])
-        return found
+        return numbers
 
     def close(self) -> None:
         """Free all but the names: none is looked up any more."""
@@ -171,7 +171,10 @@ def _layout(path: Path, weighted: bool) -> _Layout:
         head = list(itertools.islice(_rows(stream), 2))
     require(bool(head), "the file", "hold edges", f"{path.name}, without a row of data")
     data = any(DATA.search(row) for row in head)
-    separator = _separator(DATA.sub("", head[-1]).strip())
+    last = DATA.sub("", head[-1]).strip()
+    # the one that splits a row into two numbers, else the one least likely in names
+    splits = (mark for mark in (None, ";", ",") if _numbers(_cells(last, mark)[:2]))
+    separator = next(splits, next((mark for mark in ("\t", ";", ",") if mark in last), None))
     cells = [_data_cells(row, separator) if data else _cells(row, separator) for row in head]
     header = _is_header(cells[0], cells[-1])
     first = cells[1] if header else cells[0]
@@ -195,12 +198,6 @@ def _rows(stream: IO[str]) -> Iterator[str]:
             yield text
 
 
-def _separator(row: str) -> str | None:
-    """The separator that splits a row into two numbers, else the one least likely in names."""
-    numbers = (mark for mark in (None, ";", ",") if _numbers(_cells(row, mark)[:2]))
-    return next(numbers, next((mark for mark in ("\t", ";", ",") if mark in row), None))
-
-
 def _cells(row: str, separator: str | None) -> list[str]:
     """The cells of a row; those in quotes may hold the separator."""
     if '"' not in row:
@@ -214,9 +211,9 @@ def _cells(row: str, separator: str | None) -> list[str]:
 
 def _data_cells(row: str, separator: str | None) -> list[str]:
     """Two nodes and a dict, in which the separator may occur."""
-    found = DATA.search(row)
+    data = DATA.search(row)
     ends = _cells(DATA.sub("", row).rstrip().rstrip(separator), separator)
-    return [*ends, found.group()] if found else ends
+    return [*ends, data.group()] if data else ends
 
 
 def _is_header(first: list[str], second: list[str]) -> bool:
@@ -481,9 +478,7 @@ def _gml_items(tokens: Iterator[str]) -> list[tuple[str, Any]]:
     for key in tokens:
         if key == "]":
             break
-        value = next(tokens, None)
-        fine = value is not None and value != "]"
-        require(fine, "GML", "hold a value for every key", f"none for {key!r}")
-        assert value is not None
+        value = next(tokens, "]")
+        require(value != "]", "GML", "hold a value for every key", f"none for {key!r}")
         items.append((key, _gml_items(tokens) if value == "[" else value.strip('"')))
     return items

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -167,19 +167,17 @@ def _model(graph: Graph, kind: str, size: int | None, neighbours: int | None) ->
         fine = neighbours is None
         require(fine, "neighbours", "be None but for watts_strogatz", describe(neighbours))
         return Model(kind, nodes)
-    degree = 2 * graph.num_edges / len(graph)
-    if neighbours is None:
-        near = min(max(2, 2 * round(degree / 2)), nodes - 1 - (nodes - 1) % 2)
-    else:
-        near = neighbours
-    return Model(kind, nodes, near)
+    if neighbours is None:  # the mean degree, rounded to an even number
+        degree = 2 * graph.num_edges / len(graph)
+        neighbours = min(max(2, 2 * round(degree / 2)), nodes - 1 - (nodes - 1) % 2)
+    return Model(kind, nodes, neighbours)
 
 
 def _moments(graph: Graph, count: int, seed: int) -> tuple[Array, Array]:
     """Chebyshev moments and errors without the one eigenvalue 0 that every graph has."""
-    found = graph_moments(graph, count, None, seed, components(graph))
+    moments = graph_moments(graph, count, None, seed, components(graph))
     ends = np.where(np.arange(count + 1) % 2, -1.0, 1.0)
-    return (len(graph) * found.values - ends) / (len(graph) - 1), found.stderr
+    return (len(graph) * moments.values - ends) / (len(graph) - 1), moments.stderr
 
 
 def _fit(
@@ -202,14 +200,22 @@ def _fit(
     low, high = model.range(2 * graph.num_edges / len(graph))
     best = (_search_whole if model.whole else _search)(divergence, low, high)
     error, typical = family.spread(best, low, high)
-    around = np.array([r for r in (best - 1, best, best + 1) if low <= r <= high])
+    value = best
     if model.whole:
+        around = np.array([r for r in (best - 1, best, best + 1) if low <= r <= high])
         value = _interpolate(around, np.array([divergence(float(r)) for r in around]))
-    else:
-        value = best
-    found = ModelFit(value, error, family.drawn, dof=BOOTSTRAP - 1.0, divergence=divergence(best))
-    found = replace(found, typical=typical, model=model.kind, parameter=PARAMETERS[model.kind])
-    return replace(found, size=model.size, neighbours=model.neighbours)
+    return ModelFit(
+        value,
+        error,
+        family.drawn,
+        dof=BOOTSTRAP - 1.0,
+        model=model.kind,
+        parameter=PARAMETERS[model.kind],
+        divergence=divergence(best),
+        typical=typical,
+        size=model.size,
+        neighbours=model.neighbours,
+    )
 
 
 class _Family:
@@ -261,10 +267,8 @@ class _Family:
         all are compared with adds a share of 1/draws of the variance.
         """
         fresh = [self.fit_density(row) for row in self.readings(parameter, "bootstrap", BOOTSTRAP)]
-        if self.model.whole:
-            width = 1.0
-        else:
-            width = max(0.3 * min(parameter - low, high - parameter), LEAST * (high - low))
+        near = 0.3 * min(parameter - low, high - parameter)
+        width = 1.0 if self.model.whole else max(near, LEAST * (high - low))
         while True:
             step = width if self.model.whole else width / AROUND
             grid = np.unique(np.clip(parameter + step * np.arange(-AROUND, AROUND + 1), low, high))
@@ -276,10 +280,10 @@ class _Family:
             if not cut.any():
                 break
             width *= 2
-        found = [_interpolate(grid, table) for table in tables]
+        minima = [_interpolate(grid, table) for table in tables]
         outer = np.where(best == 0, grid[1] - grid[0], 0.0)
         outer += np.where(best == len(grid) - 1, grid[-1] - grid[-2], 0.0)
-        variance = (1 + 1 / self.draws) * float(np.var(found, ddof=1))
+        variance = (1 + 1 / self.draws) * float(np.var(minima, ddof=1))
         variance += float((outer**2).mean() / 12)
         return math.sqrt(variance), float(tables.min(axis=1).mean())
 
@@ -291,8 +295,8 @@ def _search(divergence: Callable[[float], float], low: float, high: float) -> fl
     best = int(np.argmin([divergence(float(p)) for p in grid]))
     ends = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, SCAN - 1)])
     precision = {"xatol": 1e-3 * (ends[1] - ends[0])}
-    found = minimize_scalar(divergence, bounds=ends, method="bounded", options=precision)
-    return float(found.x) if found.fun <= divergence(float(grid[best])) else float(grid[best])
+    inner = minimize_scalar(divergence, bounds=ends, method="bounded", options=precision)
+    return float(inner.x) if inner.fun <= divergence(float(grid[best])) else float(grid[best])
 
 
 def _search_whole(divergence: Callable[[float], float], low: float, high: float) -> float:

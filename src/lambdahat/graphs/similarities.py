@@ -48,7 +48,7 @@ class Similarity(Result):
         return np.asarray(linkage(squareform(self.divergences, checks=False), "average"))
 
     def order(self) -> list[int]:
-        """An order in which like graphs stand together."""
+        """An order that puts similar graphs next to each other."""
         return [int(i) for i in leaves_list(self.tree())]
 
     def apart(self, group: Sequence[str]) -> bool:

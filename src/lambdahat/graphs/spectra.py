@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lambdahat._core.check import require, require_count
+from lambdahat._core.check import require, require_count, require_type
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import Result, Status
@@ -197,10 +197,10 @@ def _paired_moments(matrix: Tensor, start: Tensor, count: int) -> Tensor:
         before, now = now, before
         dots(order, before, now)
         dots(order + 1, now, now)
-    found = sums.sum(dim=1, dtype=torch.float64)
+    moments = sums.sum(dim=1, dtype=torch.float64)
     for parity in (0, 1):
-        found[2 + parity :: 2].mul_(2).sub_(found[parity])
-    return found[: count + 1].T
+        moments[2 + parity :: 2].mul_(2).sub_(moments[parity])
+    return moments[: count + 1].T
 
 
 TOLERANCE = 1e-4
@@ -244,8 +244,8 @@ def spectrum(
     """
     require_graph(graph)
     require_count(moments, "moments", least=2)
-    found = graph_moments(graph, moments, probes, seed, components(graph))
-    return GraphSpectrum(fit(found, tol=tol), found, len(graph), graph.num_edges, graph.name)
+    measured = graph_moments(graph, moments, probes, seed, components(graph))
+    return GraphSpectrum(fit(measured, tol=tol), measured, len(graph), graph.num_edges, graph.name)
 
 
 def graph_moments(
@@ -261,7 +261,7 @@ def graph_moments(
 def require_graph(graph: object) -> None:
     """Refuse what is no ``Graph``."""
     cure = "make one with lh.graphs.graph(source)"
-    require(isinstance(graph, Graph), "graph", "be a lambdahat graph", graph, cure, TypeError)
+    require_type(graph, Graph, "graph", "be a lambdahat graph", cure)
 
 
 STEPS = 40

@@ -90,7 +90,11 @@ def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
         elif w is not None:
             u, v, w = u[w != 0], v[w != 0], None  # an entry of 0 is no edge
         weighted = weighted or (w is not None and bool((w != 1).any()))
-        recent.append((_narrow(u), _narrow(v), None if w is None else _light(w)))
+        if w is not None:  # in float32 where that is exact, as for counts, to save memory
+            with np.errstate(over="ignore"):
+                single = w.astype(np.float32)
+            w = single if bool((single == w).all()) else w
+        recent.append((_narrow(u), _narrow(v), w))
         if len(recent) > 1 and sum(len(part) for part, _, _ in recent) >= JOINED:
             first, second, weights = zip(*recent, strict=True)
             joined = None if weights[0] is None else np.concatenate(weights)
@@ -128,13 +132,6 @@ def require_nodes(count: int) -> None:
 def _narrow(nodes: NDArray[Any]) -> NDArray[Any]:
     low, high = (int(nodes.min()), int(nodes.max())) if len(nodes) else (0, 0)
     return nodes.astype(np.int32, copy=False) if -(2**31) <= low and high < 2**31 else nodes
-
-
-def _light(weights: NDArray[Any]) -> NDArray[Any]:
-    """The weights in float32 where that is exact, as for counts, to save memory."""
-    with np.errstate(over="ignore"):
-        single = weights.astype(np.float32)
-    return single if bool((single == weights).all()) else weights
 
 
 def _number_nodes(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
@@ -324,8 +321,13 @@ class Graph:
         require_nodes(n)
         require(self.names is None or len(self.names) == n, "names", f"have length {n}", self.names)
         require_weights(matrix.data)
+        # by Wx = Wᵀx for a random integer x: W − Wᵀ would take the memory of a second graph
+        draw = torch.randint(1, 64, (n,), generator=generator(0, "symmetry"))
+        probe = draw.numpy().astype(matrix.dtype)
+        image, rounding = matrix @ probe, 256 * np.finfo(matrix.dtype).eps
+        fits = bool((np.abs(image - matrix.T @ probe) <= rounding * image).all())
         cure = 'graphs.graph(matrix, directed="max") makes it so'
-        require(_symmetric(matrix), "adjacency", "be symmetric", "a matrix that is not", cure)
+        require(fits, "adjacency", "be symmetric", "a matrix that is not", cure)
 
     def __len__(self) -> int:
         return int(self.adjacency.shape[0])
@@ -404,19 +406,11 @@ def symmetric_components(matrix: Any) -> NDArray[np.int32]:
     In a symmetric matrix these are the strong components, which SciPy finds without a transposed
     copy.
     """
-    _, found = connected_components(matrix, directed=True, connection="strong")
-    _, first, labels = np.unique(found, return_index=True, return_inverse=True)
+    _, strong = connected_components(matrix, directed=True, connection="strong")
+    _, first, labels = np.unique(strong, return_index=True, return_inverse=True)
     order = np.empty(len(first), dtype=np.int32)
     order[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
     return order[labels]
-
-
-def _symmetric(matrix: Any) -> bool:
-    """Whether Wx = Wᵀx for a random integer x: W − Wᵀ would take the memory of a second graph."""
-    draw = torch.randint(1, 64, (matrix.shape[0],), generator=generator(0, "symmetry"))
-    probe = draw.numpy().astype(matrix.dtype)
-    image, rounding = matrix @ probe, 256 * np.finfo(matrix.dtype).eps
-    return bool((np.abs(image - matrix.T @ probe) <= rounding * image).all())
 
 
 def csr_tensor(matrix: Any, dtype: torch.dtype) -> Tensor:
