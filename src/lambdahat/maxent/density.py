@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import ArrayLike
 
-from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.check import require, require_choice, require_count, require_type
 from lambdahat._core.storage import Result, Status
 from lambdahat.maxent.bases import (
     BASES,
@@ -85,14 +86,13 @@ class Density(Result):
 
         By quadrature; infinite where ``other`` is 0 and this one is not.
         """
-        require_density(other)
+        require_type(other, Density, "other", "be a Density")
         mass, there = self._masses(), self.values > 0
         ratio = np.log(self.values[there]) - other._logarithm(self.grid[there])
         return float((mass[there] * ratio).sum())
 
     def symmetric_kl(self, other: Density) -> float:
         """½ (KL(p‖q) + KL(q‖p))."""
-        require_density(other)
         return (self.kl(other) + other.kl(self)) / 2
 
     def cumulative(self, points: ArrayLike) -> Array:
@@ -186,17 +186,15 @@ class MaxentDensity(Density):
         """
         if numeric or not self._comparable(other):
             return super().kl(other)
-        assert isinstance(other, MaxentDensity)
         moments, apart = self._moments_to(other), self._coefficients_beyond(other)
         return -float(apart @ moments[: len(apart)])
 
     def symmetric_kl(self, other: Density, numeric: bool = False) -> float:
         """½ Σ_k (α_k − β_k)(μ_k^q − μ_k^p) (Eq. 3.12), or by quadrature."""
-        require_density(other)
+        require_type(other, Density, "other", "be a Density")
         if numeric or not self._comparable(other):
             back = other.kl(self, numeric) if isinstance(other, MaxentDensity) else other.kl(self)
             return (self.kl(other, numeric) + back) / 2
-        assert isinstance(other, MaxentDensity)
         between = other._moments_to(self) - self._moments_to(other)
         return float(self._coefficients_beyond(other) @ between) / 2
 
@@ -210,7 +208,7 @@ class MaxentDensity(Density):
         rows = np.vstack([root[:, None] * centred, np.sqrt(self.penalty) * np.eye(count)])
         return least_squares(rows, np.append(root * rest, np.zeros(count)), 1e-13)
 
-    def _comparable(self, other: Density) -> bool:
+    def _comparable(self, other: Density) -> TypeGuard[MaxentDensity]:
         """Whether two densities share bounds and prior, so that only their coefficients differ."""
         if not isinstance(other, MaxentDensity) or other.bounds != self.bounds:
             return False
@@ -242,8 +240,3 @@ class MaxentDensity(Density):
         places, below = places[apart], below[apart]
         below[-1] = 1.0
         return places, below
-
-
-def require_density(other: object) -> None:
-    """Refuse what is no ``Density``."""
-    require(isinstance(other, Density), "other", "be a Density", other, error=TypeError)

@@ -26,6 +26,7 @@ from lambdahat._core.check import (
     require_count,
     require_interval,
     require_positive,
+    require_type,
 )
 from lambdahat._core.storage import Status
 from lambdahat.maxent.bases import (
@@ -161,14 +162,14 @@ def _settle(
     """(α, log Z) at one penalty on a grid that resolves the density, or None."""
     steps = 0
     while True:
-        found, more = _newton(grid, target, start, penalty, tol)
+        alpha, more = _newton(grid, target, start, penalty, tol)
         steps += more
-        if found is None:
+        if alpha is None:
             return None, steps
-        mass, log_z = masses(grid, found)
+        mass, log_z = masses(grid, alpha)
         if not grid.refine(mass, max(1e-11, 1e-2 * float(tol.min()))):
-            return (None if grid.exhausted else (found, log_z)), steps
-        start = found
+            return (None if grid.exhausted else (alpha, log_z)), steps
+        start = alpha
 
 
 def _newton(
@@ -289,18 +290,18 @@ def in_chebyshev(
 def _numbers(values: ArrayLike, name: str) -> Array:
     """Real numbers of any array-like as float64."""
     try:
-        found = np.asarray(values)
-        real = found.dtype.kind in "biuf"
+        array = np.asarray(values)
+        real = array.dtype.kind in "biuf"
     except ValueError:  # ragged
         real = False
     require(real, name, "be a 1-D array of real numbers", values, error=TypeError)
-    return np.asarray(found, np.float64)
+    return np.asarray(array, np.float64)
 
 
 def _prior_on_unit(prior: Prior, bounds: Bounds) -> Callable[[Array], Array]:
     """log q₀ as a function of x in [−1, 1], with ∫ q₀ dx = 1."""
     function = prior.evaluate if isinstance(prior, Density) else prior
-    require(callable(function), "prior", "be a Density or a function of λ", prior, error=TypeError)
+    require_type(function, Callable, "prior", "be a Density or a function of λ")
 
     def log_prior(x: Array) -> Array:
         places = bounds[0] + (x + 1) / 2 * (bounds[1] - bounds[0])

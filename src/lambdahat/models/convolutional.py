@@ -35,8 +35,7 @@ def all_cnn(
             layers += [make() for make in drop if stride == 2]
             inputs = outputs
         model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    initialize(model, seed, "all_cnn", he)
-    return model
+    return initialize(model, seed, "all_cnn", he)
 
 
 @register_model("lenet5", "images", "LeNet-5", {10: 61_706}, side=28)
@@ -57,8 +56,7 @@ def lenet5(channels: int = 1, classes: int = 10, seed: int = 0) -> nn.Sequential
             *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()),
             nn.Linear(84, classes),
         )
-    initialize(model, seed, "lenet5")
-    return model
+    return initialize(model, seed, "lenet5")
 
 
 WIDTHS = (64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)
@@ -96,5 +94,4 @@ def vgg16(
         for _ in range(2):
             layers += [*(make() for make in drop), nn.Linear(512, 512), nn.ReLU()]
         model = nn.Sequential(*layers, nn.Linear(512, classes))
-    initialize(model, seed, "vgg16", he)
-    return model
+    return initialize(model, seed, "vgg16", he)

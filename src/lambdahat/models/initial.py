@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from lambdahat._core.rng import generator
 
 Draw = Callable[[nn.Module, torch.Generator], None]
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def uniform(layer: nn.Module, rng: torch.Generator) -> None:
@@ -32,10 +34,11 @@ def he(layer: nn.Module, rng: torch.Generator) -> None:
         uniform(layer, rng)
 
 
-def initialize(model: nn.Module, seed: int, name: str, draw: Draw = uniform) -> None:
-    """Draw every layer by ``draw(layer, rng)`` from ``(seed, name)``; norms start as the identity.
+def initialize(model: Model, seed: int, name: str, draw: Draw = uniform) -> Model:
+    """The model with every layer drawn in place by ``draw(layer, rng)`` from ``(seed, name)``.
 
-    A module made on the meta device, where nothing draws from torch's generator, gets memory first.
+    Norms start as the identity. A module made on the meta device, where nothing draws from torch's
+    generator, gets memory first.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device="cpu")
@@ -46,3 +49,4 @@ def initialize(model: nn.Module, seed: int, name: str, draw: Draw = uniform) -> 
                 layer.reset_parameters()
             else:
                 draw(layer, rng)
+    return model

@@ -119,8 +119,7 @@ def lstm(
     """
     with torch.device("meta"):
         model = LSTMLanguageModel(vocabulary, embedding, hidden, layers, dropout, fused)
-    initialize(model, seed, "lstm", _draw_lstm)
-    return model
+    return initialize(model, seed, "lstm", _draw_lstm)
 
 
 def _draw_lstm(layer: nn.Module, rng: torch.Generator) -> None:

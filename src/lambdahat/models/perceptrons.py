@@ -16,7 +16,7 @@ from lambdahat._core.check import (
     require_number,
     require_positive,
 )
-from lambdahat.models.initial import initialize
+from lambdahat.models.initial import Model, initialize
 from lambdahat.models.model_registry import register_model
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -49,8 +49,7 @@ def mlp(
         for inputs, outputs in pairwise(sizes):
             layers += [nn.Linear(inputs, outputs), *(make() for make in between)]
         model = nn.Sequential(*layers[: -len(between)])
-    initialize(model, seed, "mlp")
-    return model
+    return initialize(model, seed, "mlp")
 
 
 @register_model("softmax", "vectors", "softmax regression", {10: 7_850})
@@ -73,8 +72,7 @@ def deep_linear(sizes: Sequence[int], bias: bool = False, seed: int = 0) -> nn.S
     _require_sizes(sizes)
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(n, m, bias=bias) for n, m in pairwise(sizes)))
-    initialize(model, seed, "deep_linear")
-    return model
+    return initialize(model, seed, "deep_linear")
 
 
 @register_model(
@@ -110,7 +108,7 @@ def _require_sizes(sizes: Sequence[int]) -> None:
         require_count(size, "sizes")
 
 
-def draw_weights(model: nn.Module, variance: float, seed: int = 0) -> nn.Module:
+def draw_weights(model: Model, variance: float, seed: int = 0) -> Model:
     """Redraw weights and biases of every linear and convolution layer from N(0, ``variance``), in
     place.
 
@@ -125,8 +123,7 @@ def draw_weights(model: nn.Module, variance: float, seed: int = 0) -> nn.Module:
             for parameter in layer.parameters(recurse=False):
                 parameter.normal_(0.0, deviation, generator=rng)
 
-    initialize(model, seed, "weights", normal)
-    return model
+    return initialize(model, seed, "weights", normal)
 
 
 def xor_network(
@@ -180,5 +177,4 @@ def _thesis_network(
 ) -> nn.Sequential:
     kind = ACTIVATIONS[require_choice(activation, "activation", ACTIVATIONS)]
     model = nn.Sequential(*hidden, kind(), *(make() for make in dropouts(dropout)), output)
-    draw_weights(model, variance, seed)
-    return model
+    return draw_weights(model, variance, seed)

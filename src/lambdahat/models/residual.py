@@ -77,8 +77,7 @@ def resnext29(
         stages = [(first * 2**i, 256 * 2**i, 3, 1 if i == 0 else 2) for i in range(3)]
         blocks = _stages(64, stages, cardinality)
         model = nn.Sequential(*_stem("cifar", channels), *blocks, *_head(1024, classes))
-    initialize(model, seed, f"resnext29_{cardinality}x{base_width}d", he)
-    return model
+    return initialize(model, seed, f"resnext29_{cardinality}x{base_width}d", he)
 
 
 def _resnet(
@@ -88,8 +87,7 @@ def _resnet(
         places = enumerate(counts)
         stages = [(64 * 2**i, 256 * 2**i, count, 1 if i == 0 else 2) for i, count in places]
         model = nn.Sequential(*_stem(stem, channels), *_stages(64, stages), *_head(2048, classes))
-    initialize(model, seed, name, he)
-    return model
+    return initialize(model, seed, name, he)
 
 
 def _stem(kind: str, channels: int) -> list[nn.Module]:
@@ -173,8 +171,7 @@ def preresnet(
     with torch.device("meta"):
         stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         model = _preactivation(stem, 16, blocks, PreactivationBottleneck, EXPANSION, classes)
-    initialize(model, seed, f"preresnet{depth}", he)
-    return model
+    return initialize(model, seed, f"preresnet{depth}", he)
 
 
 class WideBlock(nn.Module):
@@ -227,5 +224,4 @@ def wide_resnet(
     with torch.device("meta"):
         stem = nn.Conv2d(channels, 16, 3, padding=1, bias=bias)
         model = _preactivation(stem, 16 * width, blocks, make, 1, classes)
-    initialize(model, seed, f"wide_resnet{depth}x{width}", he)
-    return model
+    return initialize(model, seed, f"wide_resnet{depth}x{width}", he)
