@@ -47,15 +47,13 @@ def diagonal(
     operator = as_operator(operator)
     require_positive(tol, "tol")
     if probes is not None:
-        require_count(
-            probes, "probes", least=2, cure="one probe shows no spread, so no standard error"
-        )
-    found, rounding = _estimate(operator, tol, probes, seed), rounding_of(operator)
+        require_count(probes, "probes", 2, cure="one probe shows no spread, so no standard error")
+    estimate, rounding = _estimate(operator, tol, probes, seed), rounding_of(operator)
     if rounding is None:
-        return found
-    assert isinstance(found.value, Tensor)
-    allowed = NORMAL_QUANTILE * tol * float(found.value.double().norm())
-    return with_rounding(found, rounding.row_norms()[0].to(found.value.device), allowed)
+        return estimate
+    value = torch.as_tensor(estimate.value)
+    allowed = NORMAL_QUANTILE * tol * float(value.double().norm())
+    return with_rounding(estimate, rounding.row_norms()[0].to(value.device), allowed)
 
 
 def _estimate(operator: LinearOperator, tol: float, probes: int | None, seed: int) -> Estimate:
@@ -70,8 +68,8 @@ def _estimate(operator: LinearOperator, tol: float, probes: int | None, seed: in
         return _dense(operator, None, meter)
     unit = Normalised(operator)
     scaled_control = None if control is None else Normalised(control, unit)
-    found = _sample(unit, scaled_control, meter, tol, probes, seed)
-    return _dense(operator, control, meter) if found is None else unit.restored(found)
+    sampled = _sample(unit, scaled_control, meter, tol, probes, seed)
+    return _dense(operator, control, meter) if sampled is None else unit.restored(sampled)
 
 
 def dense_diagonal(operator: LinearOperator, control: LinearOperator | None = None) -> Tensor:

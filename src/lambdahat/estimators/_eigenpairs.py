@@ -101,8 +101,8 @@ def eigenpairs(
     if max_matvecs is not None:
         budget = require_count(max_matvecs, "max_matvecs")
     if is_small(operator, count) and budget >= operator.dim:
-        found, exponent = _diagonalise(operator, Wanted(which), count)
-        return _result(operator, found, count, tol, exponent)
+        pairs, exponent = _diagonalise(operator, Wanted(which), count)
+        return _result(operator, pairs, count, tol, exponent)
     require(budget >= count, "max_matvecs", f"be at least {count}, one for each pair", repr(budget))
     if operator.device.type == "cpu" and operator.budget() is not None:
         basis = "device"  # the host's memory is no other
@@ -111,9 +111,9 @@ def eigenpairs(
     capacity = basis_capacity(operator, count, max_memory)
     unit = Normalised(operator)
     lanczos = partial(thick_restart_lanczos, unit, Wanted(which), count, tol=tol, seed=seed)
-    found = lanczos(max_matvecs=budget, capacity=capacity, place=basis)
-    found = replace(found, products=found.products + unit.repeated)
-    return _result(operator, found, count, tol, unit.exponent)
+    pairs = lanczos(max_matvecs=budget, capacity=capacity, place=basis)
+    pairs = replace(pairs, products=pairs.products + unit.repeated)
+    return _result(operator, pairs, count, tol, unit.exponent)
 
 
 @estimator(_largest, _pairs, k=3)
@@ -150,11 +150,11 @@ def power_iteration(
         require(room >= column, "memory", expected, got, "raise it, or ask for fewer pairs")
         columns = int(room // column)
     unit = Normalised(operator)
-    found = simultaneous_power_iteration(
+    pairs = simultaneous_power_iteration(
         unit, k, tol=tol, max_matvecs=budget, seed=seed, columns=columns
     )
-    found = replace(found, products=found.products + unit.repeated)
-    return _result(operator, found, k, tol, unit.exponent)
+    pairs = replace(pairs, products=pairs.products + unit.repeated)
+    return _result(operator, pairs, k, tol, unit.exponent)
 
 
 @estimator(lambda matrix: torch.linalg.matrix_norm(matrix, 2))
@@ -169,9 +169,9 @@ def spectral_norm(
 
     The error is the bound by the residual.
     """
-    found = eigenpairs(operator, 1, "magnitude", tol, max_matvecs, max_memory, seed)
-    value, error = abs(float(found.values[0])), float(found.residuals[0])
-    return Estimate(value, error, found.cost, found.status)
+    pairs = eigenpairs(operator, 1, "magnitude", tol, max_matvecs, max_memory, seed)
+    value, error = abs(float(pairs.values[0])), float(pairs.residuals[0])
+    return Estimate(value, error, pairs.cost, pairs.status)
 
 
 def _result(
@@ -212,9 +212,8 @@ def _rounding(operator: LinearOperator, found: RitzPairs) -> tuple[float, float]
     share = 1.0 if count == 1 else 2.0
     residual = math.sqrt(share) * float(error.norm())
     size = float(torch.linalg.vector_norm((vectors * found.values.to(vectors)) @ weights))
-    first_order, second_order = share * abs(float(mixture.double() @ error)), 0.0
-    if size > 0:
-        second_order = residual**2 / size
+    first_order = share * abs(float(mixture.double() @ error))
+    second_order = residual**2 / size if size > 0 else 0.0
     return max(first_order, second_order), residual
 
 
@@ -249,13 +248,13 @@ def is_small(operator: LinearOperator, count: int) -> bool:
 def basis_capacity(operator: LinearOperator, count: int, max_memory: float | None = None) -> int:
     """The number of basis vectors: enough to avoid most restarts, within ``max_memory``."""
     row = operator.dim * torch.finfo(working_dtype(operator)).bits // 8
-    if max_memory is None:
-        allowed = operator.room(MEMORY_SHARE)
-    else:
+    if max_memory is not None:
         allowed = require_positive(max_memory, "max_memory")
-    if max_memory is None and operator.budget() is not None:
-        row = basis_bytes(1, operator.dim, working_dtype(operator), "device")
-        allowed -= (count + WORKING) * row
+    else:
+        allowed = operator.room(MEMORY_SHARE)
+        if operator.budget() is not None:
+            row = basis_bytes(1, operator.dim, working_dtype(operator), "device")
+            allowed -= (count + WORKING) * row
     least, most = min(count + 3, operator.dim), min(max(4 * count, 200), operator.dim)
     rows = int(min(allowed // row, most + 1))
     name = "max_memory" if max_memory is not None or operator.budget() is None else "memory"

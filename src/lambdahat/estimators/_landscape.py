@@ -16,7 +16,7 @@ from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat.operators import hessian
 from lambdahat.problem import Problem, require_problem
-from lambdahat.results import Array, Eigenpairs, Landscape
+from lambdahat.results import Eigenpairs, Landscape
 
 Direction = str | Tensor | Eigenpairs
 
@@ -49,7 +49,16 @@ def landscape(
     vectors, names = _directions(problem, directions, seed)
     fine = labels is None or len(labels) == len(names)
     require(fine, "labels", f"have {len(names)} entries", labels)
-    offsets = _offsets(distance, require_count(points, "points", least=2))
+    require_count(points, "points", least=2)
+    if isinstance(distance, tuple | list):
+        ordered = len(distance) == 2 and distance[0] < distance[1]
+        require(ordered, "distance", "be a number above 0, or (low, high)", repr(distance))
+        offsets = np.linspace(float(distance[0]), float(distance[1]), points)
+    else:
+        reach = require_positive(distance, "distance")
+        offsets = np.linspace(-reach, reach, points)
+        if points % 2:
+            offsets[points // 2] = 0.0  # the centre exactly, whatever linspace rounds to
     other = held_out if held_out is None or isinstance(held_out, Problem) else problem.on(held_out)
     if other is not None:
         fine = other.space == problem.space
@@ -144,18 +153,6 @@ def _direction(problem: Problem, asked: Any, i: int, seed: int) -> tuple[Tensor,
     moves = bool(torch.isfinite(vector).all()) and bool(vector.any())
     require(moves, "directions", "be finite and not zero", "a vector that is not")
     return vector, label
-
-
-def _offsets(distance: float | tuple[float, float], points: int) -> Array:
-    if isinstance(distance, tuple | list):
-        ordered = len(distance) == 2 and distance[0] < distance[1]
-        require(ordered, "distance", "be a number above 0, or (low, high)", repr(distance))
-        return np.linspace(float(distance[0]), float(distance[1]), points)
-    reach = require_positive(distance, "distance")
-    out = np.linspace(-reach, reach, points)
-    if points % 2:
-        out[points // 2] = 0.0  # the centre exactly, whatever linspace rounds to
-    return out
 
 
 def _loss_on(here: Problem, other: Problem) -> float:

@@ -29,9 +29,9 @@ from lambdahat.operators.rounding import rounding_of, with_rounding
 from lambdahat.results import Estimate
 
 SKEW = math.sqrt(8.0)  # the skewness of a square of a normal variable
-WIDER = 1.5  # by how much of γ²/n an interval is wider
-# errors after deflation: blocks that saw much are deflated, those that saw little are kept
-CHOSEN = 1.06
+WIDENING = 1.5  # the relative widening of an interval, in units of γ²/n
+# inflation of errors after deflation: blocks that saw much are deflated, those that saw little kept
+SELECTION = 1.06
 
 
 @estimator(torch.linalg.matrix_norm, tol=0.05)
@@ -59,10 +59,8 @@ def frobenius_norm(
     """
     operator = as_operator(operator)
     require_positive(tol, "tol")
-    found, rounding = _estimate(operator, tol, max_matvecs, seed), rounding_of(operator)
-    if rounding is None:
-        return found
-    return with_rounding(found, rounding.frobenius, tol * float(found))
+    norm, rounding = _estimate(operator, tol, max_matvecs, seed), rounding_of(operator)
+    return norm if rounding is None else with_rounding(norm, rounding.frobenius, tol * float(norm))
 
 
 def _estimate(operator: LinearOperator, tol: float, max_matvecs: int | None, seed: int) -> Estimate:
@@ -92,10 +90,10 @@ def _estimate(operator: LinearOperator, tol: float, max_matvecs: int | None, see
 
 
 def _variance_reduction(sketch: Sketch, squared: float) -> float:
-    """What deflation takes off half the variance of ‖Au‖².
+    """By how much deflation lowers half the variance of ‖Au‖².
 
     That is ‖M‖²_F − (tr M)²/P for M = A² outside Q, of which ‖QᵀA²Q‖²_F is a known lower bound.
-    Sphere probes have (tr A²)²/P off already.
+    The variance of sphere probes is lower by (tr A²)²/P from the start.
     """
     gram = sketch.gram()
     free = (squared**2 - (squared - float(gram.trace())) ** 2) / len(sketch.basis)
@@ -135,7 +133,7 @@ def _error_of_squares(samples: Tensor, dim: int) -> Tensor:
     variance = 2 * dim / (dim + 2) * centred
     third = cube - 3 * square * mean / dim + 2 * mean**3 / dim**2
     skewness = SKEW * max(third, 0.0) / centred**1.5 if math.isfinite(third) else 0.0
-    error = math.sqrt(variance / count) * (1 + WIDER * skewness**2 / count)
+    error = math.sqrt(variance / count) * (1 + WIDENING * skewness**2 / count)
     return torch.tensor([error], dtype=torch.float64)
 
 
@@ -143,7 +141,7 @@ _SQUARED = Quantity(
     lambda sketch: sketch.gram().trace(),
     lambda _, image: _squares(image),
     _variance_reduction,
-    CHOSEN,
+    SELECTION,
 )
 
 

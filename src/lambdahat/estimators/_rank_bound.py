@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from lambdahat._core.check import require
+from lambdahat._core.check import message, require
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Result
 
@@ -38,10 +38,9 @@ def rank_bound(problem: Problem) -> RankBound:
     refused by name.
     """
     require_problem(problem)
-    model = problem.model
-    got = "one made by from_function"
-    require(model is not None, "the problem", "have a model", got, "its neurons are counted")
-    assert model is not None
+    if (model := problem.model) is None:
+        got, cure = "one made by from_function", "its neurons are counted"
+        raise ValueError(message("the problem", "have a model", got, cure))
     layers = [layer for layer in model.modules() if list(layer.parameters(recurse=False))]
     strange = sorted({type(layer).__name__ for layer in layers if not isinstance(layer, nn.Linear)})
     expected = "have parameters in Linear layers only, a feed-forward network"

@@ -203,8 +203,8 @@ def trace_function(
     operator = require_symmetric(operator, "trace_function")
     unit = Normalised(operator)
     runs = lanczos_runs(unit, depth, probes, seed, "trace_function")
-    found = _trace_of(unit, runs, lambda nodes: function(np.ldexp(nodes, unit.exponent)))
-    return dataclasses.replace(found, cost=found.cost + unit.repeated)
+    trace = _trace_of(unit, runs, lambda nodes: function(np.ldexp(nodes, unit.exponent)))
+    return dataclasses.replace(trace, cost=trace.cost + unit.repeated)
 
 
 @estimator(
@@ -420,9 +420,8 @@ def basis_for(operator: LinearOperator, steps: int, basis: str) -> Basis:
     room = _beside_work(operator, free)
     place = chosen_place(steps + 1, operator.dim, dtype, operator.device, room, basis)
     needed = basis_bytes(steps + 1, operator.dim, dtype, place)
-    if budget is None:
-        where = "the free memory"
-    else:
+    where = "the free memory"
+    if budget is not None:
         where = f"what the problem's memory={budget:,} leaves for vectors"
     others = ["raise memory"] * (budget is not None) + ["leave basis to 'auto'"] * (basis != "auto")
     expected = f"fit into {where}, {free:,.0f} bytes"
@@ -459,10 +458,13 @@ def restore_spectrum(spectrum: Spectrum, unit: Normalised) -> Spectrum:
     """The spectrum of the operator itself from that of the normalised one."""
     if unit.exponent == 0 == unit.repeated:
         return spectrum
-    nodes, residuals = (np.ldexp(x, unit.exponent) for x in (spectrum.nodes, spectrum.residuals))
-    found = dataclasses.replace(spectrum, nodes=nodes, residuals=residuals)
-    resolution, cost = unit.restore(spectrum.resolution), spectrum.cost + unit.repeated
-    return dataclasses.replace(found, resolution=resolution, cost=cost)
+    return dataclasses.replace(
+        spectrum,
+        nodes=np.ldexp(spectrum.nodes, unit.exponent),
+        residuals=np.ldexp(spectrum.residuals, unit.exponent),
+        resolution=unit.restore(spectrum.resolution),
+        cost=spectrum.cost + unit.repeated,
+    )
 
 
 def rounding(operator: LinearOperator, runs: list[Lanczos]) -> float:
@@ -479,14 +481,16 @@ def _with_rounding(spectrum: Spectrum, model: Rounding | None) -> Spectrum:
     if model is None:
         return spectrum
     noise = np.maximum(model.random.error, model.relative * np.abs(spectrum.nodes))
-    residuals = np.hypot(spectrum.residuals, noise)
-    resolution = max(spectrum.resolution, model.random.error)
-    found = dataclasses.replace(spectrum, residuals=residuals, resolution=resolution)
-    shift = model.trace / model.dim
-    found = dataclasses.replace(found, rounding=shift, relative_rounding=model.relative)
+    rounded = dataclasses.replace(
+        spectrum,
+        residuals=np.hypot(spectrum.residuals, noise),
+        resolution=max(spectrum.resolution, model.random.error),
+        rounding=model.trace / model.dim,
+        relative_rounding=model.relative,
+    )
     probes = float(spectrum.trace.stderr)
-    rules = float(found.trace.stderr) > math.sqrt(2.0) * probes or model.relative > RULES
-    return dataclasses.replace(found, status=Status.PRECISION_LIMIT) if rules else found
+    rules = float(rounded.trace.stderr) > math.sqrt(2.0) * probes or model.relative > RULES
+    return dataclasses.replace(rounded, status=Status.PRECISION_LIMIT) if rules else rounded
 
 
 def _trace_of(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import message, require, require_choice, require_count, require_positive
 from lambdahat._core.device import default_context, full_precision
 from lambdahat.estimators._diagonal import dense_diagonal
 from lambdahat.estimators.estimator_registry import estimator
@@ -40,7 +40,6 @@ from lambdahat.estimators.sequential import (
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.operators.rounding import closed_form_rounding, rounding_of, with_rounding
-from lambdahat.problem.space import Space
 from lambdahat.results import Estimate, Status
 
 
@@ -88,31 +87,23 @@ class ExchangeableTrace:
         """
         core = (self.basis.T @ self.image).double().cpu()
         seen = (self.basis.T @ self.omega).double().cpu()
-        away = _exclusion_vectors(self.upper)
+        # The unit vectors sᵢ, as columns: orthogonal to all columns of R but the i-th. Where the
+        # diagonal of R is below rounding, any small number gives a direction on which A vanishes.
+        tiny = torch.finfo(torch.float64).eps * (float(self.upper.abs().max()) or 1.0)
+        repair = torch.where(self.upper.diagonal().abs() < tiny, tiny, 0.0)
+        eye = torch.eye(len(self.upper), dtype=self.upper.dtype)
+        lower = (self.upper + torch.diag(repair)).T
+        inverse = torch.linalg.solve_triangular(lower, eye, upper=False)
+        away = inverse / torch.linalg.vector_norm(inverse, dim=0)
         used = seen - (away * seen).sum(dim=0) * away
         plain = (seen * self.upper).sum(dim=0)
         quadratic = plain - 2 * (used * self.upper).sum(dim=0) + (used * (core @ used)).sum(dim=0)
         if self.probes.kind == "sphere":
             lengths = column_dots(self.omega, self.omega) - (used * used).sum(dim=0)
             quadratic = quadratic * (self.operator.dim - len(self.upper) + 1) / lengths
-        found: Tensor = core.trace() - (away * (core @ away)).sum(dim=0) + quadratic
-        left = float(found.var() / plain.var()) if float(plain.var()) > 0 else 0.0
-        return found, math.sqrt(1.2 + 0.7 * max(0.0, 1.0 - left))
-
-
-def _exclusion_vectors(upper: Tensor) -> Tensor:
-    """The unit vectors sᵢ, as columns: orthogonal to all columns of R but the i-th.
-
-    Where the diagonal of R is below rounding, any small number gives a direction on which A
-    vanishes.
-    """
-    tiny = torch.finfo(torch.float64).eps * (float(upper.abs().max()) or 1.0)
-    diagonal = upper.diagonal()
-    repaired = upper + torch.diag(torch.where(diagonal.abs() < tiny, tiny, 0.0))
-    eye = torch.eye(len(upper), dtype=upper.dtype)
-    inverse = torch.linalg.solve_triangular(repaired.T, eye, upper=False)
-    unit: Tensor = inverse / torch.linalg.vector_norm(inverse, dim=0)
-    return unit
+        basic: Tensor = core.trace() - (away * (core @ away)).sum(dim=0) + quadratic
+        left = float(basic.var() / plain.var()) if float(plain.var()) > 0 else 0.0
+        return basic, math.sqrt(1.2 + 0.7 * max(0.0, 1.0 - left))
 
 
 METHODS = ("auto", "exact", "hutchinson", "hutch++", "xtrace")
@@ -169,16 +160,16 @@ def trace(
     probe = probe or ("sphere" if method == "xtrace" else "rademacher")
     require_choice(probe, "probe", KINDS)
     require_count(seed, "seed", least=0)
-    found = _estimate(operator, tol, method, max_matvecs, probe, seed)
-    closed = found.cost == 0 == found.stderr
+    estimate = _estimate(operator, tol, method, max_matvecs, probe, seed)
+    closed = estimate.cost == 0 == estimate.stderr
     known = closed_form_rounding(operator) if closed else None
     if known is None:
         rounding = rounding_of(operator)
         known = None if rounding is None else (rounding.trace, rounding.size)
     if known is None:
-        return found
+        return estimate
     error, size = known
-    return with_rounding(found, error, tol * max(abs(float(found.value)), size))
+    return with_rounding(estimate, error, tol * max(abs(float(estimate.value)), size))
 
 
 def _estimate(
@@ -210,11 +201,11 @@ def _estimate(
         return _dense(operator, meter)
     unit, probes = Normalised(operator), Probes(operator, probe, seed, "trace")
     scaled_control = None if control is None else Normalised(control, unit)
-    found = _ESTIMATORS[method](_Task(unit, scaled_control, probes, meter, tol))
-    if not found.reached and operator.dim <= meter.left:
+    mean = _ESTIMATORS[method](_Task(unit, scaled_control, probes, meter, tol))
+    if not mean.reached and operator.dim <= meter.left:
         return _dense(operator, meter, control)
-    estimate = unit.restored(found.estimate(meter))
-    if sampled is not None and not found.reached and sampled.stderr < estimate.stderr:
+    estimate = unit.restored(mean.estimate(meter))
+    if sampled is not None and not mean.reached and sampled.stderr < estimate.stderr:
         return replace(sampled, cost=meter.spent)
     return estimate
 
@@ -231,30 +222,31 @@ def trace_per_layer(
     """
     operator = as_operator(operator)
     require_positive(tol, "tol")
-    space = operator.space
-    fine = space is not None
-    require(fine, "operator", "have named parameters", repr(operator), "call trace for the whole")
-    assert space is not None
-    found = _estimate_layers(operator, space, tol, max_matvecs, seed)
+    if (space := operator.space) is None:
+        cure = "call trace for the whole"
+        raise ValueError(message("operator", "have named parameters", repr(operator), cure))
+    where = {layer: space.indices(names) for layer, names in space.layers().items()}
+    placed = {layer: indices.to(operator.device) for layer, indices in where.items()}
+    estimates = _estimate_layers(operator, placed, tol, max_matvecs, seed)
     rounding = rounding_of(operator)
     if rounding is None:
-        return found
+        return estimates
     rows, sizes = rounding.row_norms()
-    for layer, names in space.layers().items():
-        where = space.indices(names)
-        error, size = (float(part[where].norm()) for part in (rows, sizes))
-        allowed = tol * max(abs(float(found[layer])), size)
-        found[layer] = with_rounding(found[layer], math.sqrt(2.0) * error, allowed)
-    return found
+    for layer, indices in where.items():
+        error, size = (float(part[indices].norm()) for part in (rows, sizes))
+        allowed = tol * max(abs(float(estimates[layer])), size)
+        estimates[layer] = with_rounding(estimates[layer], math.sqrt(2.0) * error, allowed)
+    return estimates
 
 
 def _estimate_layers(
-    operator: LinearOperator, space: Space, tol: float, max_matvecs: int | None, seed: int
+    operator: LinearOperator,
+    where: dict[str, Tensor],
+    tol: float,
+    max_matvecs: int | None,
+    seed: int,
 ) -> dict[str, Estimate]:
-    """The traces of the layers with the errors of the probes."""
-    where = {
-        layer: space.indices(names).to(operator.device) for layer, names in space.layers().items()
-    }
+    """The traces of the layers, at the indices ``where``, with the errors of the probes."""
     control = operator.control()
     meter = Meter("trace per layer", max_matvecs, operator, control)
     known = operator.known_diagonal()
@@ -264,13 +256,13 @@ def _estimate_layers(
         return _sum_layers(dense_diagonal(operator), where, meter)
     unit, stream = Normalised(operator), Probes(operator, "rademacher", seed, "trace per layer")
     scaled_control = None if control is None else Normalised(control, unit)
-    found = _sampled_layers(unit, scaled_control, where, stream, meter, tol)
-    if not found.reached and operator.dim <= meter.left:
+    mean = _sampled_layers(unit, scaled_control, where, stream, meter, tol)
+    if not mean.reached and operator.dim <= meter.left:
         return _sum_layers(dense_diagonal(operator, control), where, meter)
-    status = Status.CONVERGED if found.reached else Status.BUDGET_SPENT
+    status = Status.CONVERGED if mean.reached else Status.BUDGET_SPENT
     return {
-        layer: unit.restored(Estimate(float(value), float(stderr), meter.spent, status, found.dof))
-        for layer, value, stderr in zip(where, found.value, found.stderr, strict=True)
+        layer: unit.restored(Estimate(float(value), float(stderr), meter.spent, status, mean.dof))
+        for layer, value, stderr in zip(where, mean.value, mean.stderr, strict=True)
     }
 
 
@@ -304,26 +296,23 @@ def _dense(
     return Estimate(value, cost=meter.spent)
 
 
-def _variance_reduction(sketch: Sketch, trace: float, gaussian: bool) -> float:
-    """What deflation takes off half the variance of zᵀAz, 2‖AQ‖²_F − ‖QᵀAQ‖²_F for Gaussian probes.
-
-    Rademacher and sphere probes have (tr A)²/P off already; deflation leaves (tr A − tr QᵀAQ)²/P of
-    it.
-    """
-    core = sketch.core()
-    free = 0.0 if gaussian else (trace**2 - (trace - float(core.trace())) ** 2) / len(sketch.basis)
-    whole = float(sketch.image.square().sum(dtype=torch.float64))
-    return 2 * whole - float(core.square().sum()) - free
-
-
 def _quantity(probes: Probes) -> Quantity:
     """tr(QᵀAQ), and Hutchinson's zᵀAz."""
-    gaussian = probes.kind == "gaussian"
-    return Quantity(
-        lambda sketch: sketch.core().trace(),
-        column_dots,
-        lambda sketch, trace: _variance_reduction(sketch, trace, gaussian),
-    )
+
+    def variance_reduction(sketch: Sketch, trace: float) -> float:
+        """By how much deflation lowers half the variance of zᵀAz, 2‖AQ‖²_F − ‖QᵀAQ‖²_F if Gaussian.
+
+        The variance of Rademacher and sphere probes is lower by (tr A)²/P from the start, of which
+        deflation leaves (tr A − tr QᵀAQ)²/P.
+        """
+        core = sketch.core()
+        lower = 2 * float(sketch.image.square().sum(dtype=torch.float64))
+        lower -= float(core.square().sum())
+        if probes.kind != "gaussian":
+            lower -= (trace**2 - (trace - float(core.trace())) ** 2) / len(sketch.basis)
+        return lower
+
+    return Quantity(lambda sketch: sketch.core().trace(), column_dots, variance_reduction)
 
 
 # zᵀ(Az), or its part of each layer, (k, L) from the columns of Z and AZ (P, k)

@@ -78,20 +78,21 @@ def variance(
         if not whole:
             order = torch.randperm(total, generator=generator(seed, "variance samples", i))
             batches = problem.batches.subset(order[:count].sort().values)
-        probe = torch.zeros_like(problem.vector)
         if exact:
+            probe = torch.zeros_like(problem.vector)
             probe[i] = 1.0
         else:
-            probe = _probe(problem, seed, i)
+            rng = generator(seed, "variance", i)
+            drawn = torch.randn(problem.num_parameters, dtype=torch.float64, generator=rng)
+            probe = drawn.div(torch.linalg.vector_norm(drawn)).to(problem.device, problem.dtype)
         for name, derivative in work.derivatives(probe).items():
             if name == "gradient" and whole and i > 0:
                 continue
-            found = spread_of(work.rows(batch, derivative) for batch in batches)
-            readings.setdefault(f"{name}_variance", []).append(
-                found.unbiased(total) / problem.num_parameters
-            )
+            spread = spread_of(work.rows(batch, derivative) for batch in batches)
+            element = spread.unbiased(total) / problem.num_parameters
+            readings.setdefault(f"{name}_variance", []).append(element)
             if name != "gradient":
-                readings.setdefault(f"{name}_mean", []).append(probe.double() @ found.mean)
+                readings.setdefault(f"{name}_mean", []).append(probe.double() @ spread.mean)
         report("variance", i + 1, rounds)
     estimates = {
         name: _estimate(values, exact or (whole and name == "gradient_variance"))
@@ -130,16 +131,11 @@ class Spread:
 
 def spread_of(blocks: Iterable[Iterable[Tensor]]) -> Spread:
     """The spread of all vectors in blocks of chunks."""
-    out: Spread | None = None
-    for chunks in blocks:
-        for rows in chunks:
-            part = Spread(rows)
-            if out is None:
-                out = part
-            else:
-                out.merge(part)
-    assert out is not None
-    return out
+    parts = (Spread(rows) for chunks in blocks for rows in chunks)
+    whole = next(parts)
+    for part in parts:  # one at a time: a part holds a vector of length P
+        whole.merge(part)
+    return whole
 
 
 def samples_at_once(problem: Problem) -> int:
@@ -253,12 +249,6 @@ def require_own_losses(problem: Problem) -> None:
     got = f"{float(together):.6g}, and {float(alone.mean()):.6g} from single samples"
     cure = "a loss that compares samples has no variance over them"
     require(fine, "the loss of a batch", "be the mean of its samples' own losses", got, cure)
-
-
-def _probe(problem: Problem, seed: int, i: int) -> Tensor:
-    rng = generator(seed, "variance", i)
-    drawn = torch.randn(problem.num_parameters, dtype=torch.float64, generator=rng)
-    return drawn.div(torch.linalg.vector_norm(drawn)).to(problem.device, problem.dtype)
 
 
 def _estimate(readings: list[Tensor], exact: bool) -> Estimate:

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.check import message, require, require_choice, require_count
 from lambdahat._core.progress import report
 from lambdahat.krylov import Lanczos, working_dtype
 from lambdahat.operators.base import LinearOperator, Scaled, Sum, multiple_of_identity
@@ -81,10 +81,9 @@ def preconditioned(
     diagonal = operator.known_diagonal()
     if diagonal is None or not bool((diagonal > 0).all()):
         return Preconditioned(operator, operator)
+    factor = Preconditioned(operator, operator)
     if _has_columns(operator):
         factor = _cholesky(operator, rank, sure=False)
-    else:
-        factor = Preconditioned(operator, operator)
     if not factor.name and float(diagonal.max()) > UNEVEN * float(diagonal.min()):
         return replace(_jacobi(operator), cost=factor.cost)
     return factor
@@ -114,9 +113,9 @@ def _has_columns(operator: LinearOperator) -> bool:
 def _diagonal(operator: LinearOperator, kind: str, scale: float) -> Tensor:
     """The diagonal, which must be known and, for a positive definite matrix, positive."""
     diagonal = operator.known_diagonal()
-    fine = diagonal is not None
-    require(fine, "precondition", "be 'none' where no diagonal is known", f"{kind!r}")
-    assert diagonal is not None
+    if diagonal is None:
+        expected = "be 'none' where no diagonal is known"
+        raise ValueError(message("precondition", expected, repr(kind)))
     least = float(diagonal.min())
     got = f"the diagonal entry {scale * least:.3g}"
     cure = "add a shift: operator + delta * identity(operator)"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.check import require, require_count, require_number, require_positive
 from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat.krylov.lanczos import dot, require_finite, require_symmetric, working_dtype
@@ -106,13 +106,13 @@ class Inverse(LinearOperator):
 
     def _apply(self, block: Tensor) -> Tensor:
         damped = self.inner + self.damping * identity(self.inner) if self.damping else self.inner
-        found = conjugate_gradients(damped, block, self.tol, self.max_matvecs)
-        met, left, name = found.curvature, float(found.residuals.max()), "the operator of inverse"
+        solved = conjugate_gradients(damped, block, self.tol, self.max_matvecs)
+        met, left, name = solved.curvature, float(solved.residuals.max()), "the operator of inverse"
         require(met > 0, name, "be positive definite", f"curvature {met:.3g}", "raise damping")
-        done, expected = bool(found.converged.all()), f"reach a residual of {self.tol:g}"
-        got, cure = f"{left:.2g} after {found.cost} products", "raise max_matvecs, tol or damping"
+        done, expected = bool(solved.converged.all()), f"reach a residual of {self.tol:g}"
+        got, cure = f"{left:.2g} after {solved.cost} products", "raise max_matvecs, tol or damping"
         require(done, "conjugate gradients", expected, got, cure)
-        return found.solution.to(self.dtype)
+        return solved.solution.to(self.dtype)
 
 
 def inverse(
@@ -128,7 +128,6 @@ def inverse(
     ``tol``, or when one more shows that rounding has left the true residual above ten times that.
     """
     operator = require_symmetric(operator, "inverse")
-    fine = math.isfinite(damping) and damping >= 0
-    require(fine, "damping", "be a finite number of at least 0", repr(damping))
+    require_number(damping, "damping", "[0, inf)")
     tol = default_tolerance(operator) if tol is None else require_positive(tol, "tol")
     return Inverse(operator, float(damping), tol, max_matvecs)

@@ -34,7 +34,7 @@ from lambdahat.operators.matrix import OperatorLike, as_operator
 PLACES = ("auto", "device", "host", "half")
 HALF = {torch.float32: torch.bfloat16, torch.float64: torch.float32}
 GEMV_RUN = 4096
-FEW = 4  # rows on the host that are on the device at a time
+ROWS_MOVED = 4  # rows of a basis on the host that are on the device at a time
 CHUNK = 1 << 20  # elements of a basis that are combined together
 # elements that are widened together, and of a short basis no more than this part
 WIDENED, WIDENED_PART = 1 << 18, 16
@@ -49,7 +49,7 @@ def basis_bytes(count: int, dim: int, dtype: torch.dtype, place: str) -> int:
     What is widened meanwhile has the room of a product, made before or after.
     """
     if place == "host":
-        return (2 + FEW) * dim * dtype.itemsize
+        return (2 + ROWS_MOVED) * dim * dtype.itemsize
     if place == "half":
         return count * dim * HALF[dtype].itemsize + 2 * dim * dtype.itemsize
     return count * _padded(dim) * dtype.itemsize
@@ -95,8 +95,8 @@ class Basis:
         """Row j (P,), whole if it is among the newest two."""
         if self.place == "device":
             return self.rows[j]
-        found = self._whole.get(j)
-        return self.rows[j].to(self.device, self.dtype) if found is None else found
+        whole = self._whole.get(j)
+        return self.rows[j].to(self.device, self.dtype) if whole is None else whole
 
     def put(self, j: int, vector: Tensor, divisor: Tensor | None = None) -> None:
         """Write vector/divisor to row j."""
@@ -112,7 +112,7 @@ class Basis:
         """w − QQᵀw in place over the first ``count`` rows; returns Qᵀw."""
         rows = self.rows[:count]
         if self.place == "host":
-            moved = (few.to(self.device, non_blocking=True) for few in rows.split(FEW))
+            moved = (few.to(self.device, non_blocking=True) for few in rows.split(ROWS_MOVED))
             return torch.cat([self._remove(few, w) for few in moved])
         newest = [self._whole[j] for j in range(count) if j in self._whole]
         if not newest:
@@ -148,7 +148,7 @@ class Basis:
 
     def _remove(self, rows: Tensor, w: Tensor) -> Tensor:
         # cuBLAS takes seconds for a matrix of two or three rows of 10⁷
-        if w.is_cuda and len(rows) < FEW:
+        if w.is_cuda and len(rows) < ROWS_MOVED:
             overlaps = torch.stack([torch.dot(row, w) for row in rows])
             for row, overlap in zip(rows, overlaps, strict=True):
                 w.addcmul_(row, overlap, value=-1)

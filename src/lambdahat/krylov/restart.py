@@ -15,10 +15,10 @@ from lambdahat._core.progress import report
 from lambdahat.krylov.lanczos import BREAKDOWN, Krylov, dot, norm, random_vector, require_finite
 from lambdahat.operators.base import LinearOperator
 
-# a looser tolerance must hold for some more steps: a start that hardly sees φ₁ converges to λ₂
-# first
-SURE = 1e-5
-CONFIRMING = 8
+# with a tolerance above this one values must stay for some more steps: a start that hardly sees φ₁
+# converges to λ₂ first
+RELIABLE_TOL = 1e-5
+CONFIRMING_STEPS = 8
 ROUNDING = 8.0  # the residual that rounding leaves, in roundings of the spectral scale
 MISSED = 1e-3  # probability with which a search may overlook one missing copy of an eigenvalue
 
@@ -164,7 +164,7 @@ def thick_restart_lanczos(
         # a start that found nothing new goes on until it rules out more, or it would never be the
         # last
         again = broke or (
-            several and pairs.exhausted(tol if pairs.improved(tol) else min(tol, SURE))
+            several and pairs.exhausted(tol if pairs.improved(tol) else min(tol, RELIABLE_TOL))
         )
         if again or state.size == capacity:
             pairs.restart(lock=again and not broke, room=state.size < capacity)
@@ -313,7 +313,7 @@ class _Projection:
             alpha, beta = (part[origin : state.size].tolist() for part in (state.alpha, state.beta))
             if chance_to_miss(alpha, beta, limits, state.operator.dim - origin) <= MISSED:
                 return True
-        return not self.improved(tol) and self.exhausted(min(tol, SURE))
+        return not self.improved(tol) and self.exhausted(min(tol, RELIABLE_TOL))
 
     def improved(self, tol: float) -> bool:
         """True when the newest start changed the wanted values, or there were too few."""
@@ -364,13 +364,14 @@ class _Settled:
 
     def confirms(self, pairs: _Projection) -> bool:
         """To be asked whenever the pairs look finished."""
-        if pairs.state.size == pairs.state.operator.dim or pairs.accurate(min(self._tol, SURE)):
+        whole = pairs.state.size == pairs.state.operator.dim
+        if whole or pairs.accurate(min(self._tol, RELIABLE_TOL)):
             return True
         values, products = self._wanted.best(pairs.values, self._k), pairs.state.products
         off = None if self._values is None else (values - self._values).abs()
         if off is None or bool((off > pairs.target(self._tol)).any()):
             self._values, self._since = values, products
-        return products - self._since >= max(CONFIRMING, self._since // 3)
+        return products - self._since >= max(CONFIRMING_STEPS, self._since // 3)
 
 
 def value_errors(values: Tensor, residuals: Tensor) -> Tensor:
