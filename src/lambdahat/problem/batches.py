@@ -245,28 +245,28 @@ class Batches:
 
 
 def _content(leaf: Any) -> str:
-    """What is not a tensor of rows, in words that another value does not have."""
-    found = hashlib.sha256()
+    """A text that identifies a leaf that is not a tensor of rows."""
+    content = hashlib.sha256()
     if isinstance(leaf, Tensor):
-        update_digest(found, leaf)
+        update_digest(content, leaf)
     else:
         try:
-            found.update(pickle.dumps(leaf))
+            content.update(pickle.dumps(leaf))
         except Exception:  # whatever the class of a user's object raises
             return type(leaf).__qualname__
-    return found.hexdigest()
+    return content.hexdigest()
 
 
 def _sums(data: Any) -> list[Tensor]:
     """The sum of each tensor of real numbers in a batch, in float32 at least."""
-    found = []
+    sums = []
     for leaf in tree_leaves(data):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             wide = torch.promote_types(leaf.dtype, torch.float32)
             if leaf.layout != torch.strided:  # the numbers that a sparse tensor holds
                 leaf = leaf._values() if leaf.layout == torch.sparse_coo else leaf.values()
-            found.append(leaf.sum(dtype=wide))
-    return found
+            sums.append(leaf.sum(dtype=wide))
+    return sums
 
 
 def cache_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch] | None:
@@ -283,19 +283,19 @@ def cache_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch
 def read_indices(indices: Tensor | Sequence[int], total: int) -> Tensor:
     """Sorted positions out of ``total`` from numbers or a mask."""
     try:
-        found = torch.as_tensor(indices).cpu()
+        positions = torch.as_tensor(indices).cpu()
     except (TypeError, ValueError, RuntimeError):
-        found = torch.empty(0)
-    if found.dtype == torch.bool:
+        positions = torch.empty(0)
+    if positions.dtype == torch.bool:
         expected = f"be a mask of {total} entries, one a sample"
-        require(found.shape == (total,), "indices", expected, found)
-        found = found.nonzero().flatten()
-    fits = not (found.is_floating_point() or found.is_complex()) and found.ndim == 1
-    fits = fits and len(found) > 0
+        require(positions.shape == (total,), "indices", expected, positions)
+        positions = positions.nonzero().flatten()
+    fits = not (positions.is_floating_point() or positions.is_complex()) and positions.ndim == 1
+    fits = fits and len(positions) > 0
     require(fits, "indices", "be some integers, or a mask with a True in it", indices)
-    low, high = int(found.min()), int(found.max())
+    low, high = int(positions.min()), int(positions.max())
     require(0 <= low and high < total, "indices", f"lie in [0, {total - 1}]", f"{low} … {high}")
-    return found.sort().values
+    return positions.sort().values
 
 
 def take(batch: Batch, which: Tensor | slice) -> Batch:
@@ -342,7 +342,14 @@ def make_batches(
     with rng_untouched():
         passes = _passes(data, batch_size, default)
         batches = Batches(passes, device, dtype)
-        _require_same_twice(passes, data)
+        # a generator, an augmentation or a custom shuffle shows in two passes that begin otherwise
+        if not (is_columns(data) or isinstance(data, list | tuple)):
+            first, second = (tree_leaves(as_tree(next(iter(passes()), None))) for _ in range(2))
+            if len(first) != len(second) or not all(map(_equal, first, second)):
+                raise ValueError(
+                    "data must be the same at every pass, got first batches that differ (shuffling"
+                    " or random augmentation); fix one pass with list(loader)"
+                )
     batches.raw = data.raw if isinstance(data, Batches) else data
     return batches
 
@@ -457,18 +464,6 @@ def _size(raw: Any) -> int:
 def _bytes(raw: Any) -> int:
     tensors = (leaf for leaf in tree_leaves(raw) if isinstance(leaf, Tensor))
     return sum(leaf.numel() * leaf.element_size() for leaf in tensors)
-
-
-def _require_same_twice(passes: Callable[[], Iterable[Any]], data: Any) -> None:
-    """Two passes must begin alike; a generator, an augmentation or a custom shuffle shows here."""
-    if is_columns(data) or isinstance(data, list | tuple):
-        return
-    first, second = (tree_leaves(as_tree(next(iter(passes()), None))) for _ in range(2))
-    if len(first) != len(second) or not all(map(_equal, first, second)):
-        raise ValueError(
-            "data must be the same at every pass, got first batches that differ (shuffling or"
-            " random augmentation); fix one pass with list(loader)"
-        )
 
 
 def _equal(first: Any, second: Any) -> bool:

@@ -114,10 +114,10 @@ class Ranks:
         kind = f"{what}, {shape}, sum {self._sums} of {self.name}"
         header = self._header(kind, given).to(values.device, values.dtype)
         buffer = torch.cat([header, values.detach().reshape(-1)])
-        with self._taking_part(kind):
+        with self._explain_errors(kind):
             dist.all_reduce(buffer, group=self.group)
-            found = buffer[:HEADER].double().cpu()
-        self._require_alike(found, header.double().cpu(), kind, values.dtype)
+            total = buffer[:HEADER].double().cpu()
+        self._require_alike(total, header.double().cpu(), kind, values.dtype)
         return buffer[HEADER:].view(values.shape)
 
     def gather(self, rows: Tensor, places: Sequence[int], total: int, what: str) -> Tensor:
@@ -200,7 +200,7 @@ class Ranks:
             )
 
     @contextmanager
-    def _taking_part(self, kind: str) -> Iterator[None]:
+    def _explain_errors(self, kind: str) -> Iterator[None]:
         """Errors of the process group with a note on what all ranks were to do."""
         try:
             yield
@@ -256,12 +256,12 @@ class Rounded:
 
 def fingerprint(tensors: Iterable[Tensor]) -> Rounded:
     """Readings of the tensors' readings, and of how many entries are not finite."""
-    found, odd = [torch.zeros(1)], [torch.zeros(1)]
+    readings, odd = [torch.zeros(1)], [torch.zeros(1)]
     for tensor in tensors:
         reading, others = _read(tensor)
-        found.append(reading)
+        readings.append(reading)
         odd.append(others[1:])
-    numbers = _read(torch.cat(found))[0], _read(torch.cat(odd))[0]
+    numbers = _read(torch.cat(readings))[0], _read(torch.cat(odd))[0]
     size = max(float(numbers[0].abs().max()), float(numbers[1].abs().max()))
     return Rounded((*numbers[0].tolist(), *numbers[1].tolist(), size), EXACTLY)
 
@@ -295,16 +295,15 @@ def _directions(name: str, count: int) -> Tensor:
     return (uniform - 0.5) * 12**0.5
 
 
-def _numbers(fact: object) -> list[float]:
+def _numbers(fact: Any) -> list[float]:
     """A fact as floats: a text as its hash, tensors as their fingerprint."""
     if isinstance(fact, int | float):
         return [float(fact)]
     if isinstance(fact, str):
-        found = hashlib.blake2b(fact.encode(), digest_size=6).digest()
-        return [float(int.from_bytes(found, "big"))]
+        text = hashlib.blake2b(fact.encode(), digest_size=6).digest()
+        return [float(int.from_bytes(text, "big"))]
     if isinstance(fact, Rounded):
         return list(fact.numbers)
-    assert isinstance(fact, Iterable)
     return list(fingerprint([fact] if isinstance(fact, Tensor) else fact).numbers)
 
 
@@ -393,8 +392,8 @@ def coarsest(model: nn.Module) -> torch.dtype | None:
     states = [module._get_fsdp_state() for module in model.modules() if _sharding(module)]  # type: ignore[operator]
     policies = [getattr(state, "_mp_policy", None) for state in states]
     kinds = ("param_dtype", "reduce_dtype")
-    found = [getattr(policy, kind, None) for policy in policies for kind in kinds]
-    real = (dtype for dtype in found if dtype is not None)
+    used = [getattr(policy, kind, None) for policy in policies for kind in kinds]
+    real = (dtype for dtype in used if dtype is not None)
     return max(real, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
 
@@ -429,7 +428,7 @@ def _plain(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
 Terms = Callable[[Batch], float]
 # entries of data whose text is all that they are
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-FEW = 16  # samples of which each one shows in the mean, where they meet
+PROBED_SAMPLES = 16  # few enough for each to show in the mean, if samples are coupled
 # units of rounding by which the same, computed twice, may differ
 SAME_LOSS, SAME_GRADIENT = 1e3, 1e4
 NOISE = 4099  # a prime, so that no two rows of a layer are moved alike
@@ -457,15 +456,15 @@ def pieces(sizes: Sequence[int], rank: int, ranks: int, cut: bool) -> list[Piece
         low, high = (part * len(sizes) // ranks for part in (rank, rank + 1))
         return [Piece(i, None, i) for i in range(low, high)]
     low, high = (part * sum(sizes) // ranks for part in (rank, rank + 1))
-    found, start = [], 0
+    share, start = [], 0
     for i, size in enumerate(sizes):
         first, last = max(low - start, 0), min(high - start, size)
         if first < last:
             # a batch has one piece on a rank, so that this number is nobody else's
             own = Piece(i, slice(first, last), len(sizes) * (rank + 1) + i)
-            found.append(Piece(i, None, i) if last - first == size else own)
+            share.append(Piece(i, None, i) if last - first == size else own)
         start += size
-    return found
+    return share
 
 
 class Share:
@@ -537,7 +536,7 @@ def splits(evaluate: AnyEvaluator, norm: str, parameters: Parameters, first: Bat
     known = isinstance(evaluate, Evaluator) and not isinstance(evaluate.loss, Custom)
     if not known or norm == "train" or first.size == 1:
         return False
-    few = take(first, slice(FEW)) if first.size > FEW else first
+    few = take(first, slice(PROBED_SAMPLES)) if first.size > PROBED_SAMPLES else first
     try:
         with torch.no_grad():
             parts = _halve(first)
@@ -643,14 +642,14 @@ def nearby(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) -> Para
 def perturb(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Each tensor with noise of a tenth of its size, or of a layer's usual size where it is 0."""
     noise = torch.randn(NOISE, generator=generator(0, "beside"))
-    found = []
+    perturbed = []
     for tensor in tensors:
         count = max(tensor.numel(), 1)
         size = float(torch.linalg.vector_norm(tensor.detach().double())) / count**0.5
         size = size or max(tensor.shape[-1] if tensor.ndim else 1, 1) ** -0.5
         own = noise.repeat(-(-count // NOISE))[: tensor.numel()].view(tensor.shape)
-        found.append(tensor.detach() + 0.1 * size * own.to(tensor))
-    return found
+        perturbed.append(tensor.detach() + 0.1 * size * own.to(tensor))
+    return perturbed
 
 
 def _device(batch: Batch) -> torch.device:

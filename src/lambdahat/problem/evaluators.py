@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._core.check import describe, message, require
+from lambdahat._core.check import describe, message, require, require_type
 from lambdahat.problem import losses
 from lambdahat.problem.batches import Batch, Batches, concatenate, restored, take
 from lambdahat.problem.checkpointing import checkpoints_of, recomputing
@@ -215,16 +215,16 @@ class Evaluator:
         """The mean loss of a batch whose output is known."""
         if not self.model_loss:
             return self.loss.value(restored(output), self.split(batch)[2])
-        found, kept = _part_of(output, LOSS, None), self._kept(batch)
-        if not isinstance(found, Tensor):
+        loss, kept = _part_of(output, LOSS, None), self._kept(batch)
+        if not isinstance(loss, Tensor):
             raise TypeError(
                 'the output of a model with loss="model" must hold its loss, got'
                 f' {describe_output(output)}; give "labels" in each batch, return it as "loss", or'
                 " name a loss"
             )
         if kept is None:
-            return found
-        return found * (kept / batch.size if self.by_sequence else (kept > 0)).to(found.dtype)
+            return loss
+        return loss * (kept / batch.size if self.by_sequence else (kept > 0)).to(loss.dtype)
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
         return self.loss_of(self.output(parameters, batch), batch)
@@ -336,7 +336,7 @@ def check_first_batch(
     batch = batches.first()
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     evaluate, loss = _first_loss(evaluate, leaves, batches, dtype)
-    require(isinstance(loss, Tensor), "loss", "return a tensor", loss, "", TypeError)
+    require_type(loss, Tensor, "loss", "return a tensor")
     single, cure = loss.ndim == 0 or loss.numel() == 1, 'use reduction="mean"'
     require(single, "loss", "return one number, the mean over the batch", loss, cure)
     grads: tuple[Tensor | None, ...] = (None,)

@@ -29,7 +29,7 @@ from lambdahat.problem.batches import Batch, take
 IGNORE = -100
 COUNTS = ("tokens", "sequences")
 KEY = "labels"
-FEW = 2
+PROBED_ROWS = 2  # samples on which a model's treatment of labels is tried out
 
 
 def token_labels(data: Any) -> Tensor | None:
@@ -63,7 +63,7 @@ def shifts_labels(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
     0); any other model shows one of several classes. A NaN from a padded first position comes back
     where the other labels are there too. A model that takes no labels moves none.
     """
-    rows = batch.data[KEY].ne(IGNORE).flatten(1).any(1).nonzero().flatten()[:FEW]
+    rows = batch.data[KEY].ne(IGNORE).flatten(1).any(1).nonzero().flatten()[:PROBED_ROWS]
     for some in (take(batch, rows), batch):  # all of it for a model of one batch size
         try:
             return _first_unseen(own_loss, some)
@@ -100,7 +100,7 @@ def _first_unseen(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
 def takes_labels(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
     """Whether a model computes a loss of labels, or fails for another reason."""
     try:
-        return own_loss(take(batch, slice(FEW)).data) is not None
+        return own_loss(take(batch, slice(PROBED_ROWS)).data) is not None
     except TypeError:
         return False
     except (RuntimeError, ValueError, IndexError, KeyError, AttributeError):

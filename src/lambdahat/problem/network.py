@@ -294,15 +294,13 @@ def _code(function: Any) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if code is None:
         return str(name)
-    constants = [_constant(each) for each in code.co_consts]
+    constants = []
+    for value in code.co_consts:
+        if isinstance(value, frozenset):  # its order differs from process to process
+            value = sorted(map(repr, value))
+        inner = getattr(value, "co_code", None)
+        constants.append(repr(value) if inner is None else inner.hex())
     return f"{name} {code.co_code.hex()} {code.co_names} {constants}"
-
-
-def _constant(value: Any) -> str:
-    """A constant of some code; the order of a set differs from process to process."""
-    if hasattr(value, "co_code"):
-        return str(value.co_code.hex())
-    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
 
 
 def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> dict[str, Tensor]:
@@ -339,14 +337,14 @@ def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> d
 
 def device_of(tensors: Mapping[str, Tensor], asked: torch.device | str | None) -> torch.device:
     """The device asked for, or the one that all the tensors are on."""
-    found, expected = {tensor.device for tensor in tensors.values()}, "be on one device, with data"
-    real = all(device.type != "meta" for device in found)
+    devices = {tensor.device for tensor in tensors.values()}
+    expected, real = "be on one device, with data", all(each.type != "meta" for each in devices)
     cure = "fill it: model.to_empty(device='cpu') and load_state_dict"
     require(real, "model", expected, "meta, where parameters have shapes alone", cure)
     if asked is None:
-        places = ", ".join(sorted(map(str, found)))
-        require(len(found) == 1, "model", expected, places, "pass device=")
-        return found.pop()
+        places = ", ".join(sorted(map(str, devices)))
+        require(len(devices) == 1, "model", expected, places, "pass device=")
+        return devices.pop()
     real = not isinstance(asked, str | torch.device) or str(asked) != "meta"
     got, cure = "'meta', which has shapes alone", 'use "cpu" or "cuda"'
     require(real, "device", "be one that computes", got, cure)

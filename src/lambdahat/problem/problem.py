@@ -19,6 +19,8 @@ from lambdahat._core.check import (
     require,
     require_choice,
     require_count,
+    require_shape,
+    require_type,
 )
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import digest, digest_tensors
@@ -162,7 +164,7 @@ class Problem:
         Without data, ``num_samples`` says how many samples the loss stands for (1 by default); it
         matters only where n does, as in the learning coefficient.
         """
-        require(callable(loss_fn), "loss_fn", "be callable", loss_fn, "", TypeError)
+        require_type(loss_fn, Callable, "loss_fn", "be callable")
         if isinstance(loss, str) and loss == "model":
             cure = "leave it out for one function"
             raise ValueError(message("loss", "be a loss of the function's output", '"model"', cure))
@@ -306,8 +308,8 @@ class Problem:
             require(not unknown, "theta", "name parameters of this problem", ", ".join(unknown[:5]))
             for name, tensor in theta.items():
                 shape = (current[name] if name in current else held[name]).shape
-                require(isinstance(tensor, Tensor), name, "be a tensor", tensor, "", TypeError)
-                require(tensor.shape == shape, name, f"have shape {tuple(shape)}", tensor)
+                require_type(tensor, Tensor, name, "be a tensor")
+                require_shape(tensor, shape, name)
             fixed = {k: v for k, v in theta.items() if k in held}
             if fixed and isinstance(other._evaluate, Evaluator):
                 fixed = place_tensors(fixed, self.device, self._cast)
@@ -401,9 +403,10 @@ class Problem:
 
         They are averaged batch by batch. The user's model keeps its own statistics.
         """
-        require(self.model is not None, "the problem", "have a model", "one made by from_function")
-        assert isinstance(self._evaluate, Evaluator)
-        inner, constants = self._evaluate, self._evaluate.constants
+        inner = self._evaluate
+        if self.model is None or not isinstance(inner, Evaluator):
+            raise ValueError(message("the problem", "have a model", "one made by from_function"))
+        constants = inner.constants
         modules = inner.model.named_modules()
         layers = {name: layer for name, layer in modules if isinstance(layer, BATCH_NORMS)}
         fresh = {}
@@ -508,15 +511,15 @@ class Problem:
                 loss = self.batch_loss(leaves, batch)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
-        found = self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
+        gradient = self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
         # elsewhere a run may have diverged
-        if theta is None and not bool(found.isfinite().all()):
+        if theta is None and not bool(gradient.isfinite().all()):
             self._require_finite(vector)
             raise ValueError(
                 "the gradient must be finite, got NaN or infinity in it; look for a square root, a"
                 " norm or a quotient at 0 in the model and the loss"
             )
-        return found
+        return gradient
 
     def sample_share(self, batch: Batch) -> float:
         """The mean weight of a batch's samples in the mean over all data, 1 on average."""
