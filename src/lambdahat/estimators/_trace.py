@@ -283,10 +283,10 @@ class _Task:
         full = blocks > self.operator.room(MEMORY_SHARE)
         return full or _crowded(self.operator, self.control)
 
-    def goal(self, images: Tensor, offset: float = 0.0) -> Goal:
+    def goal(self, images: Tensor) -> Goal:
         """The tolerance, with ‖A‖_F estimated from products AZ (P, k)."""
         floor = column_dots(images, images).mean().sqrt() if images.shape[1] else torch.zeros(())
-        return Goal(self.tol, torch.tensor([offset], dtype=torch.float64), floor.double()[None])
+        return Goal(self.tol, torch.zeros(1, dtype=torch.float64), floor.double()[None])
 
 
 def _dense(
