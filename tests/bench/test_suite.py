@@ -40,6 +40,25 @@ def test_products(plan):
     assert found.about["quick"]
 
 
+def test_networks(plan, monkeypatch):
+    found = run(plan, "networks")
+    ours = [row for row in found.rows if row.by == OURS]
+    assert {row.case for row in ours} == set(rows.SMALL_NETWORKS)
+    assert [row.work for row in ours][:4] == [
+        "HVP",
+        "GGN product",
+        "HVP, block of 4",
+        "top-3 eigenvalues to 1e-3",
+    ]
+    for row in ours:
+        assert row.cost > 0, row.note
+        assert row.error < (1e-4 if "eigen" not in row.work else 2e-3)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(rows, "SMALL_NETWORKS", {"gpt2": rows.REAL_NETWORKS["gpt2"]})
+    (missing,) = run(plan, "networks").rows
+    assert "transformers is not installed" in missing.note
+
+
 def test_a_family_that_is_not_there_is_refused(plan):
     with pytest.raises(
         ValueError,

@@ -139,10 +139,9 @@ def load(
 
 
 def double(case: BenchCase) -> BenchCase:
-    """The case in float64."""
-    return BenchCase(
-        case.name, copy.deepcopy(case.model).double(), [(x.double(), y) for x, y in case.batches]
-    )
+    """The case in float64; tokens stay what they are."""
+    batches = [(x.double() if x.is_floating_point() else x, y) for x, y in case.batches]
+    return BenchCase(case.name, copy.deepcopy(case.model).double(), batches)
 
 
 def trace(case: BenchCase) -> float:
@@ -246,7 +245,8 @@ def gauss_newton_product(case: BenchCase, v: Tensor) -> Tensor:
         (jv,) = torch.autograd.grad(back, dummy, pieces)
         p = output.detach().softmax(1)
         columns = torch.autograd.grad(output, params, p * jv - p * (p * jv).sum(1, keepdim=True))
-        total += torch.cat([c.reshape(-1) for c in columns]) / case.num_samples
+        targets = sum(y.numel() for _, y in case.batches)
+        total += torch.cat([c.reshape(-1) for c in columns]) / targets
     return total
 
 

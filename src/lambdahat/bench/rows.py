@@ -1,10 +1,10 @@
-"""Rows of the benchmark: products, estimates, determinants, optimisers and graphs."""
+"""Rows of the benchmark: products, estimates, real networks, determinants, optimisers, graphs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -15,10 +15,12 @@ import torch
 from numpy.polynomial.chebyshev import chebvander
 from scipy.sparse.linalg import eigsh, splu
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
 from lambdahat._core.rng import generator
 from lambdahat.bench import problems
+from lambdahat.bench.chain_rows import import_transformers
 from lambdahat.bench.limits import Limit
 from lambdahat.bench.peers import Peer, Traced
 from lambdahat.bench.plans import Plan, rows
@@ -32,7 +34,7 @@ from lambdahat.graphs.cluster_counts import clusters
 from lambdahat.graphs.read import graph
 from lambdahat.graphs.spectra import COLUMNS, components, probed_moments
 from lambdahat.graphs.structure import Graph, csr_tensor
-from lambdahat.models import mlp
+from lambdahat.models import gpt, mlp, preresnet, resnet50
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.operators.kronecker import kfac
 from lambdahat.operators.matrix import operator
@@ -234,6 +236,126 @@ def _error(case: BenchCase, work: str, v: Tensor) -> Callable[[Tensor], float]:
         return float((first.double() - truth).norm() / truth.norm())
 
     return error
+
+
+class NextToken(nn.Module):
+    """The logits (B, V, T − 1) of the tokens that follow, from a language model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found = self.model(tokens)
+        logits: Tensor = getattr(found, "logits", found)
+        return logits[:, :-1].transpose(1, 2)
+
+
+def _small_resnet(plan: Plan) -> nn.Module:
+    return preresnet(depth=11)
+
+
+def _small_gpt(plan: Plan) -> nn.Module:
+    return NextToken(gpt(32, context=8, width=8, heads=2, blocks=2))
+
+
+def _vit(plan: Plan) -> nn.Module:
+    return import_module("torchvision.models").vit_b_16()  # type: ignore[no-any-return]
+
+
+def _gpt2(plan: Plan) -> nn.Module:
+    transformers = import_transformers()
+    quiet = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return NextToken(transformers.GPT2LMHeadModel(transformers.GPT2Config(**quiet)))
+
+
+class Network(NamedTuple):
+    """A network, and the shape and the number of values of a sample: pixels, or tokens."""
+
+    make: Callable[[Plan], nn.Module]
+    shape: tuple[int, ...]
+    classes: int
+    samples: int
+
+
+NETWORK_BLOCK, TOP_NETWORK = 4, 3
+SMALL_NETWORKS = {
+    "small resnet": Network(_small_resnet, (3, 16, 16), 10, 4),
+    "small gpt": Network(_small_gpt, (8,), 32, 4),
+}
+REAL_NETWORKS = {
+    "resnet50": Network(lambda plan: resnet50(), (3, 224, 224), 1000, 64),
+    "vit_b_16": Network(_vit, (3, 224, 224), 1000, 64),
+    "gpt2": Network(_gpt2, (256,), 50257, 8),
+}
+
+
+def network_rows(plan: Plan) -> Iterator[list[BenchRow]]:
+    """Products and the largest eigenvalues of real networks at initialisation, one batch of data.
+
+    In TF32 on a GPU, and with fewer samples on a CPU. ViT-B/16 needs torchvision and GPT-2
+    transformers; without them a row says so.
+    """
+    for name, kind in (SMALL_NETWORKS if plan.quick else REAL_NETWORKS).items():
+        try:
+            model = kind.make(plan).to(plan.device).eval()
+        except ImportError as error:
+            missing = f"{error.name} is not installed: pip install {error.name}"
+            yield rows("HVP", name, {OURS: Timed(note=missing)})
+            continue
+        count, rng = kind.samples if plan.gpu else min(kind.samples, 4), generator(0, name)
+        if len(kind.shape) == 1:
+            x = torch.randint(kind.classes, (count, *kind.shape), generator=rng)
+            y = x[:, 1:]
+        else:
+            x = torch.randn(count, *kind.shape, generator=rng)
+            y = torch.randint(kind.classes, (count,), generator=rng)
+        case = BenchCase(name, model, [(x.to(plan.device), y.to(plan.device))])
+        with _tf32() if plan.gpu else nullcontext():
+            for work, (make, vectors, least) in {
+                "HVP": (hessian, 1, 2.0),
+                "GGN product": (ggn, 1, 4 / 3),
+                f"HVP, block of {NETWORK_BLOCK}": (hessian, NETWORK_BLOCK, 2.0 * NETWORK_BLOCK),
+            }.items():
+                yield _network_products(plan, case, work, make, vectors, Limit(least, "arithmetic"))
+            yield _network_eigenvalues(plan, case)
+
+
+def _network_products(
+    plan: Plan, case: BenchCase, work: str, make: Callable[..., Any], vectors: int, least: Limit
+) -> list[BenchRow]:
+    """A product beside curvlinops', which is the one peer that takes any network and block."""
+    shape = (case.num_parameters,) if vectors == 1 else (case.num_parameters, vectors)
+    v = torch.randn(shape, generator=generator(0, "bench vector")).to(case.device)
+    makers: dict[str, Maker] = {UNIT: lambda: case.gradient}
+    makers[OURS] = lambda: partial(make(case.problem()).__matmul__, v)
+    method = "ggn" if make is ggn else "hvp"
+    for peer in plan.able("block"):
+        makers[peer.name] = partial(lambda peer: partial(getattr(peer, method)(case), v), peer)
+    timed = plan.timed(makers)
+    (x, y), few = case.batches[0], replace(case, batches=[])
+    few.batches.extend(zip(x.split(4), y.split(4), strict=True))
+    with sdpa_kernel(SDPBackend.MATH):
+        error = _error(few, method, v if vectors == 1 else v[:, 0])
+    # single products in TF32 are good to about 1e-3
+    accuracy = 0.02 if plan.gpu else 1e-3
+    return rows(work, case.name, timed, error, accuracy, Limit() if plan.quick else least)
+
+
+def _network_eigenvalues(plan: Plan, case: BenchCase) -> list[BenchRow]:
+    """The largest eigenvalues to 1e-3; the error is the largest residual over the largest one."""
+    makers: dict[str, Maker] = {UNIT: lambda: case.gradient}
+    makers[OURS] = lambda: (
+        lambda: eigenpairs(hessian(case.problem()), k=TOP_NETWORK, tol=1e-3, seed=0)
+    )
+
+    def error(found: Any) -> float:
+        return float(found.residuals.max() / abs(found.values).max())
+
+    timed = plan.timed(makers)
+    notes = {OURS: f"{timed[OURS].value.cost:,} products"} if not timed[OURS].note else {}
+    work = f"top-{TOP_NETWORK} eigenvalues to 1e-3"
+    return rows(work, case.name, timed, error, 2e-3, notes=notes)
 
 
 SHIFT = 0.05

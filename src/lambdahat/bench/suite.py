@@ -25,6 +25,7 @@ from lambdahat.bench.rows import (
     determinant_rows,
     estimate_rows,
     graph_rows,
+    network_rows,
     optimizer_rows,
     product_rows,
 )
@@ -33,6 +34,7 @@ Family = Callable[[Plan], Iterator[list[BenchRow]]]
 FAMILIES: dict[str, Family] = {
     "products": product_rows,
     "estimates": estimate_rows,
+    "networks": network_rows,
     "chains": chain_rows,
     "optimizers": optimizer_rows,
     "determinants": determinant_rows,

@@ -40,7 +40,11 @@ CAPTURED, MOST_CAPTURED = 8, 4
 # bytes up to which glibc takes a tensor from its heap; a larger one has new pages, which cost more
 # to touch than a pass over it
 HEAP = 1 << 25
-CUDA_GRAPH_BYTES = 1 << 30
+# bytes of graphs up to which products are captured as a CUDA graph: of a block of vectors, and of
+# one as a share of the device's memory
+CUDA_GRAPH_BYTES, CUDA_GRAPH_FRACTION = 1 << 30, 0.2
+# a wrong rule is further off than rounding, by so many times the tolerance
+FAR = 100
 # bytes that cuDNN looks at: it searches for its kernels anew where a tangent starts elsewhere
 ALIGNED = 64
 FINITE = (
@@ -113,7 +117,8 @@ class Products:
 
     def _apply(self, rows: Tensor) -> Tensor:
         count, captures = len(rows), self._may_replay()
-        if captures and (count == 1 or (self.vmaps and count <= CAPTURED)):
+        small = self.graph_bytes * len(self.problem.share) <= CUDA_GRAPH_BYTES
+        if captures and (count == 1 or (self.vmaps and small and count <= CAPTURED)):
             if count not in self.replays and len(self.replays) < MOST_CAPTURED:
                 self.replays[count] = self._capture(rows)
             replay = self.replays.get(count)
@@ -123,7 +128,7 @@ class Products:
             return self._sum(rows[0], batched=False).unsqueeze(0)
         step = self._block() if self.vmaps else 1
         if captures and step > 1:
-            step = CAPTURED if count > CAPTURED else 1
+            step = CAPTURED if count > CAPTURED and small else 1
         if count <= step:
             return self._block_product(rows)
         out = torch.empty_like(rows)
@@ -140,8 +145,9 @@ class Products:
                 return found
             # vmap has wrong rules for the second derivatives of some operations
             alone, self.verified = self._sum(rows[0], batched=False), True
-            allowed = linearise.tolerance(self.problem) * torch.linalg.vector_norm(alone)
-            if bool(torch.linalg.vector_norm(found[0] - alone) <= allowed):
+            allowed = min(FAR * linearise.tolerance(self.problem), 0.1)
+            size, miss = (torch.linalg.vector_norm(t) for t in (alone, found[0] - alone))
+            if bool(miss <= allowed * size):
                 return found
         # an operation without a batching rule
         except (RuntimeError, NotImplementedError):
@@ -262,9 +268,12 @@ class Products:
         return int(max(1, min(BLOCK, most)))
 
     def _may_replay(self) -> bool:
-        small = self.graph_bytes * len(self.problem.share) <= CUDA_GRAPH_BYTES
-        whole = self.stream is not None and len(self.cache) == len(self.problem.share) and small
-        return whole and (1 not in self.replays or self.replays[1] is not None)
+        count = len(self.problem.share)
+        if self.stream is None or len(self.cache) < count:
+            return False
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        fits = self.graph_bytes * count <= max(CUDA_GRAPH_BYTES, CUDA_GRAPH_FRACTION * total)
+        return fits and (1 not in self.replays or self.replays[1] is not None)
 
     def recordable(self) -> Recordable | None:
         """A product (P,) → (P,) that a larger CUDA graph can capture, and its stream."""

@@ -152,7 +152,8 @@ class _FrozenNorm(_Convolve):
         signal.addcmul_(x, scale.reshape(-1, *[1] * (x.ndim - 2)))
 
     def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
-        options = self.mean, self.variance, None, None, False, self.eps, list(mask)
+        saved = g.new_empty(0)  # CUDA's kernel wants them, though it reads none
+        options = self.mean, self.variance, saved, saved, False, self.eps, list(mask)
         return tuple(torch.ops.aten.native_batch_norm_backward(g, x, weight, *options))
 
 
