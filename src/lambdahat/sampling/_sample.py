@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,7 +104,8 @@ def sample(
     placed = place(kernel, frozen)
     runner, mode = make_runner(frozen, placed, chains, plan, mode)
     try:
-        burn(runner, burn_in)
+        for piece in in_pieces("burn-in", burn_in):
+            runner.skip(piece)
         collector = Collector(runner, frozen, placed, plan, mode, watch)
         collector.draw(draws)
         return collector.chains()
@@ -112,55 +113,51 @@ def sample(
         runner.close()
 
 
-def burn(runner: AnyRunner, steps: int) -> None:
-    """Take steps that are discarded, in pieces so that progress is reported."""
-    for done, piece in _pieces(steps):
-        report("burn-in", done, steps)
-        runner.skip(piece)
+def in_pieces(task: str, steps: int) -> Iterator[int]:
+    """Cut ``steps`` into about twenty pieces and report the progress of ``task`` before each."""
+    size = max(-(-steps // PIECES), 1)
+    for done in range(0, steps, size):
+        report(task, done, steps)
+        yield min(size, steps - done)
     if steps:
-        report("burn-in", steps, steps)
+        report(task, steps, steps)
 
 
+@dataclass
 class Collector:
-    """Collects the draws of a runner and makes ``Chains`` of them."""
+    """Collects the draws of a runner and makes ``Chains`` of them.
 
-    def __init__(
-        self,
-        runner: AnyRunner,
-        problem: Problem,
-        kernel: Kernel,
-        plan: ChainPlan,
-        mode: str,
-        watch: Watch | None = None,
-    ) -> None:
-        self.runner, self.problem, self.kernel = runner, problem, kernel
-        self.plan, self.mode, self._watch = plan, mode, watch
-        self.forget()
+    ``dataclasses.replace(collector)`` begins anew: all earlier steps then count as burn-in.
+    """
 
-    def forget(self) -> None:
-        """Discard the draws so far: they count as burn-in."""
-        self._parts: list[Record] = []
-        self._segments: list[tuple[int, Record]] = []
-        self._burn_in = self.runner.steps
-        self._probe = None
-        if self.kernel.is_unadjusted_mala:
-            self._probe = AcceptanceProbe(self.problem, self.kernel, self.plan.seed)
+    runner: AnyRunner
+    problem: Problem
+    kernel: Kernel
+    plan: ChainPlan
+    mode: str
+    watch: Watch | None = None
+    _parts: list[Record] = field(init=False, default_factory=list)
+    _segments: list[tuple[int, Record]] = field(init=False, default_factory=list)
+    _probe: AcceptanceProbe | None = field(init=False, default=None)
 
     def draw(self, draws: int) -> bool:
         """``draws`` more; False if the caller's ``watch`` has seen enough."""
-        pieces = _pieces(draws)
-        for number, (done, piece) in enumerate(pieces):
-            report("sample", done, draws)
-            record = self.runner.advance(piece)
+        runner, nbeta = self.runner, self.kernel.nbeta
+        if self._probe is None and self.kernel.is_unadjusted_mala:
+            self._probe = AcceptanceProbe(self.problem, self.kernel, self.plan.seed)
+        pieces = len(range(0, draws, -(-draws // PIECES)))
+        for number, piece in enumerate(in_pieces("sample", draws)):
+            record = runner.advance(piece)
             means = {name: record.pop(name) for name in list(record) if name.startswith(AVERAGE)}
             self._parts.append(record)
             if means:
                 self._add_segment(piece, means)
-            if self._probe is not None and number % max(len(pieces) // PROBES, 1) == 0:
-                self._probe.look(*self.runner.own, self.runner.gather)
-            if self._watch is not None and self._watch(self._join()[1]):
-                return False
-        report("sample", draws, draws)
+            if self._probe is not None and number % max(pieces // PROBES, 1) == 0:
+                self._probe.look(runner.positions, runner.own, runner.gather)
+            if self.watch is not None:
+                energies = torch.cat([nbeta * (p["loss"] - p["centre"]) for p in self._parts], 1)
+                if self.watch(energies.numpy()):
+                    return False
         return True
 
     def _add_segment(self, draws: int, means: Record) -> None:
@@ -179,7 +176,8 @@ class Collector:
 
     def chains(self, reasons: Mapping[str, str] | None = None) -> Chains:
         """The chains so far, with their diagnostics and status."""
-        (record, energies), runner, kernel = self._join(), self.runner, self.kernel
+        parts, runner, kernel, plan = self._parts, self.runner, self.kernel, self.plan
+        record = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
         arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
         reasons, acceptance = dict(reasons or {}), math.nan
         if kernel.exact:
@@ -190,6 +188,8 @@ class Collector:
             name = type(kernel).__name__
             reasons["acceptance"] = f"not known: {name} does not take the steps of MALA"
         bounded = runner.bounded.cpu().numpy()
+        with np.errstate(over="ignore", invalid="ignore"):  # chains that run away
+            energies: Array = kernel.nbeta * (arrays["loss"] - arrays["centre"])
         diagnostics = diagnose(energies, arrays["distance"], acceptance, bounded)
         return Chains(
             arrays["loss"],
@@ -200,11 +200,11 @@ class Collector:
             kernel.step_size,
             kernel.nbeta,
             kernel.localization,  # type: ignore[arg-type]
-            runner.ground.centre_loss,
+            runner.setup.centre_loss,
             self.problem.num_samples,
             runner.batch_size,
-            self._burn_in,
-            self.plan.thin,
+            runner.steps - plan.thin * energies.shape[1],  # the burn-in
+            plan.thin,
             self.mode,
             diagnostics,
             full_losses=arrays.get("full"),
@@ -213,12 +213,12 @@ class Collector:
             virials=arrays.get("virial"),
             work=arrays.get("work"),
             heat=arrays.get("heat"),
-            observables={name: arrays[OBSERVABLE + name] for name in self.plan.observables},
+            observables={name: arrays[OBSERVABLE + name] for name in plan.observables},
             averages={
                 name: np.concatenate(
                     [part[AVERAGE + name].numpy() for _, part in self._segments], axis=1
                 )
-                for name in self.plan.averages
+                for name in plan.averages
             },
             stretches=tuple(length for length, _ in self._segments),
             parameters=record.get("parameters"),
@@ -227,19 +227,13 @@ class Collector:
             status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),
         )
 
-    def _join(self) -> tuple[Record, Array]:
-        """The records of all draws as one, and the energies nβ(L − L*)."""
-        parts = self._parts
-        record = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
-        with np.errstate(over="ignore", invalid="ignore"):  # chains that run away
-            energies: Array = self.kernel.nbeta * (record["loss"] - record["centre"]).numpy()
-        return record, energies
-
 
 def place(kernel: Kernel, problem: Problem) -> Kernel:
     """The kernel with its localization and scale, unless numbers, on the problem's device."""
-    gamma: Any = localization_tensor(kernel.localization, problem.space, problem.vector)
-    scale, count, vector = kernel.scale, problem.num_parameters, problem.vector
+    gamma, scale = kernel.localization, kernel.scale
+    count, vector = problem.num_parameters, problem.vector
+    by_parameter = isinstance(gamma, Mapping | Tensor)
+    gamma = localization_tensor(gamma, problem.space, vector) if by_parameter else float(gamma)  # type: ignore[arg-type]
     if scale is not None:
         shape = scale.values.shape if isinstance(scale, KroneckerScale) else scale.shape
         fits = shape in ((count,), (count, count))
@@ -269,12 +263,6 @@ def localization_tensor(localization: Localization, space: Space, like: Tensor) 
         for name in names:
             gamma[space.slices[name]] = float(value)
     return gamma
-
-
-def _pieces(draws: int) -> list[tuple[int, int]]:
-    """(done before, size) of about twenty pieces."""
-    size = max(-(-draws // PIECES), 1)
-    return [(start, min(size, draws - start)) for start in range(0, draws, size)]
 
 
 @dataclass(frozen=True)
@@ -349,12 +337,12 @@ class SamplingRequest:
             expected = "be a name where the settings are given apart"
             got, cure = f"a kernel and {given}", "set them in the kernel"
             require(not given, "kernel", expected, got, cure)
-        found: dict[str, Any] = {"tuned": step is None and not isinstance(self.kernel, Kernel)}
+        derived: dict[str, Any] = {"tuned": step is None and not isinstance(self.kernel, Kernel)}
         if self.max_gradients is not None:
-            found["limit"] = self.max_gradients // self.chains
+            derived["limit"] = self.max_gradients // self.chains
         if self.tol is not None:
-            found["effort"] = min(max(TOL[0] / self.tol, LEAST_EFFORT), 1.0)
-        for name, value in found.items():
+            derived["effort"] = min(max(TOL[0] / self.tol, LEAST_EFFORT), 1.0)
+        for name, value in derived.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -364,11 +352,9 @@ class SamplingRequest:
         return f"until the standard error is {tol:.3g} of the value"
 
     def reached(self, reading: ChainReading) -> bool:
-        """Whether the standard error is within the tolerance."""
+        """Whether the number of draws was given or the standard error is within the tolerance."""
+        if self.draws is not None:
+            return True
         if self.tol is not None:
             return reading.stderr <= self.tol * abs(reading.value)
         return reading.stderr <= TOL[0] * max(abs(reading.value), TOL[1])
-
-    def missed(self, reading: ChainReading) -> bool:
-        """Whether draws were to be taken until the tolerance is reached, and it is not."""
-        return self.draws is None and not self.reached(reading)

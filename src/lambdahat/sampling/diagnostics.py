@@ -19,13 +19,16 @@ from lambdahat.sampling.backends.chain_runner import OneByOne, full_data
 from lambdahat.sampling.kernels import HMC, Kernel, Streams
 
 PROBE_SAMPLES = 2048
-ALONE = 10_000_000  # parameters from which chains are probed one by one
+PROBED_ALONE = 10_000_000  # parameters from which chains are probed one by one
 AXES = {"chain_axis": 0, "draw_axis": 1}
 RHAT = 1.05  # above it the chains count as not mixed
 HUGE = 1e30  # energies beyond are on their way to infinity, and their squares need not be finite
-DEGREES = (1.0, 8.0)  # between which the degree of the loss around the centre is taken to lie
-FLOOR = 0.002  # no error is less than this part of the value
-CONTROL = 3.0, 1.03  # the virial's z-score and split R̂ up to which it is used as control variate
+DEGREE_RANGE = (1.0, 8.0)  # between which the degree of the loss around the centre is taken to lie
+LEAST_RELATIVE_ERROR = 0.002  # of a value from trajectories
+CONTROL_LIMITS = (
+    3.0,
+    1.03,
+)  # the virial's z-score and split R̂ up to which it is used as control variate
 BLOCKS = 4  # of each chain: the errors have one degree of freedom less than there are
 
 
@@ -94,7 +97,7 @@ def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
 
 def probed_alone(problem: Problem) -> bool:
     """Whether chains are probed one by one: a MALA step takes a dozen vectors of a chain."""
-    return problem.memory is not None or problem.num_parameters > ALONE
+    return problem.memory is not None or problem.num_parameters > PROBED_ALONE
 
 
 class AcceptanceProbe:
@@ -183,8 +186,9 @@ def read(chains: Chains, parameters: int, full: bool = False) -> ChainReading:
         return ChainReading(0.0, 0.0, np.zeros(len(chains)), 0.0)
     if chains.recycled_losses is not None and chains.virials is not None:
         return _from_trajectories(chains, parameters)
-    if chains.step_bias is not None or has_step_bias(chains):
-        return _from_steps(chains, seen, parameters)
+    bias = step_bias(chains)
+    if bias is not None:
+        return _from_steps(chains, seen, bias, parameters)
     value = float(kept.mean())
     return ChainReading(value, blocked_error(kept), energies.mean(axis=1), value)
 
@@ -206,18 +210,18 @@ def _from_trajectories(chains: Chains, parameters: int) -> ChainReading:
     settled = 1.0 + float(excess.mean()) / parameters
     energies, use = _subtract_virial(energies, excess, chains.distances)
     value = float(energies.mean())
-    error = _largest_error(energies, energies)
+    error = math.hypot(blocked_error(energies, grouped=False), LEAST_RELATIVE_ERROR * value)
     raw, change = float(chains.energies.mean()), drift(energies)
     drifting = abs(float(change)) > max(4 * float(change.stderr), 0.1 * abs(value))
-    found = value, math.hypot(error, FLOOR * value), energies.mean(axis=1), raw
-    return ChainReading(*found, settled=settled, drifting=drifting, controlled=use)
+    estimates = value, error, energies.mean(axis=1), raw
+    return ChainReading(*estimates, settled=settled, drifting=drifting, controlled=use)
 
 
 def _subtract_virial(energies: Array, excess: Array, distances: Array) -> tuple[Array, bool]:
     """The energies less their regression on the virial's excess over P, if settled; and whether."""
     error = standard_error(excess)
     score = float(excess.mean()) / error if error > 0 else math.inf
-    most, apart = CONTROL
+    most, apart = CONTROL_LIMITS
     if abs(score) >= most or max(_split_rhat(distances**2), _split_rhat(excess)) >= apart:
         return energies, False
     blocks, covariates = _blocks(energies, 8).ravel(), _blocks(excess, 8).ravel()
@@ -226,27 +230,19 @@ def _subtract_virial(energies: Array, excess: Array, distances: Array) -> tuple[
     return energies - slope * excess, True
 
 
-def has_step_bias(chains: Chains) -> bool:
-    """Whether the chains show what their steps add: those of SGLD that recorded work and heat."""
-    return chains.kernel == "SGLD" and chains.heat is not None and chains.work is not None
-
-
-def step_bias(chains: Chains) -> Estimate:
+def step_bias(chains: Chains) -> Estimate | None:
     """What steps add to the mean energy: as measured by two step sizes, else what the chains of
-    SGLD show themselves.
+    SGLD that recorded work and heat show themselves; None for other chains.
 
     In the second case nothing is taken off: the value is 0 and all of the bias is in the error.
     """
-    if chains.step_bias is not None:
+    work, heat = chains.work, chains.heat
+    if chains.step_bias is not None or chains.kernel != "SGLD" or work is None or heat is None:
         return chains.step_bias
-    assert chains.work is not None
-    assert chains.heat is not None
     fine = np.isfinite(chains.energies).all(axis=1)
     raw = float(chains.energies[fine].mean())
-    found = step_shares(
-        chains.step_size, chains.localization, chains.work[fine], chains.heat[fine], raw
-    )
-    return Estimate(0.0, max(found.bias, (found.whole - found.bias) / 2))
+    shares = step_shares(chains.step_size, chains.localization, work[fine], heat[fine], raw)
+    return Estimate(0.0, max(shares.bias, (shares.whole - shares.bias) / 2))
 
 
 class StepShares(NamedTuple):
@@ -259,7 +255,7 @@ class StepShares(NamedTuple):
 def loss_degree(work: Array, raw: float) -> float:
     """The degree q of the loss around w*: E[(w − w*)·nβ∇L] = q·E[nβ(L − L*)]; 2 if unknown."""
     mean = float(work.mean())
-    return float(np.clip(mean / raw, *DEGREES)) if raw > 0 and mean > 0 else 2.0
+    return float(np.clip(mean / raw, *DEGREE_RANGE)) if raw > 0 and mean > 0 else 2.0
 
 
 def step_shares(
@@ -299,11 +295,11 @@ def step_shares(
     return StepShares(whole, whole * kept)
 
 
-def _from_steps(chains: Chains, energies: Array, parameters: int) -> ChainReading:
+def _from_steps(chains: Chains, energies: Array, bias: Estimate, parameters: int) -> ChainReading:
     """From kernels that never reject: the bias of the steps is taken off."""
     fine = np.isfinite(energies).all(axis=1)
-    raw, bias = float(energies[fine].mean()), step_bias(chains)
     kept, controlled = energies[fine], False
+    raw = float(kept.mean())
     whole = bool((chains.centre_losses == chains.initial_loss).all())
     if chains.kernel == "Kinetic" and whole and chains.virials is not None:
         kept, controlled = _subtract_virial(
@@ -315,7 +311,7 @@ def _from_steps(chains: Chains, energies: Array, parameters: int) -> ChainReadin
     squares = blocked_error(kept) ** 2 + float(bias.stderr) ** 2
     squares += (float(change) / 2) ** 2 if drifting else 0.0
     # E[(w − w*)·∇U]/P, less what the steps add: 1 when all directions have relaxed
-    settled = its_error = math.nan
+    settled = settled_error = math.nan
     if chains.virials is not None and chains.kernel in ("SGLD", "Kinetic"):
         heat: float | Array = chains.noise.get("heat", 0.0)
         if chains.kernel == "SGLD":
@@ -323,12 +319,13 @@ def _from_steps(chains: Chains, energies: Array, parameters: int) -> ChainReadin
             heat = chains.step_size / 4 * chains.forces[fine]
         balance = chains.virials[fine] - heat
         settled = float(balance.mean()) / parameters
-        its_error = blocked_error(balance) / parameters
-    unsettled = abs(1 - settled) > 3 * its_error
-    squares += ((1 - settled) * value) ** 2 if unsettled and chains.step_size > 0 else 0.0
+        settled_error = blocked_error(balance) / parameters
+    if abs(1 - settled) > 3 * settled_error and chains.step_size > 0:
+        squares += ((1 - settled) * value) ** 2
     added = abs(float(bias)) if float(bias) else float(bias.stderr)
-    found = value, math.sqrt(squares), energies.mean(axis=1) - float(bias), raw, added, settled
-    return ChainReading(*found, abs(1 - settled) > max(0.1, 3 * its_error), drifting, controlled)
+    unsettled = abs(1 - settled) > max(0.1, 3 * settled_error)
+    estimates = value, math.sqrt(squares), energies.mean(axis=1) - float(bias), raw, added, settled
+    return ChainReading(*estimates, unsettled, drifting, controlled)
 
 
 def degrees_of_freedom(chains: Chains) -> float:
@@ -343,25 +340,22 @@ def combined_degrees(errors: Array, degrees: Array) -> float:
     return float(squares.sum()) ** 2 / shares if shares > 0 else math.inf
 
 
-def _largest_error(values: Array, draws: Array) -> float:
-    """The largest of three standard errors: by autocorrelation, and by 2 and 4 blocks of each
-    chain.
+def blocked_error(values: Array, grouped: bool = True) -> float:
+    """Standard error of the mean: the largest of three, by autocorrelation and by the spread of 2
+    and of 4 blocks of each chain.
 
     The sum of autocorrelations is truncated where noise hides them, and so misses slow directions
-    that long blocks still show. An error from fewer than eight blocks is too noisy to use.
+    that long blocks still show. If ``grouped``, it is of means of √draws neighbours each, in which
+    batch noise hides nothing slow. An error from fewer than eight blocks is too noisy to use.
     """
-    counts = [count for count in (2, 4) if count * len(draws) >= 8]
-    errors = [standard_error(values)]
-    for count in counts:
-        blocks = _blocks(draws, count)
-        errors.append(float(blocks.std(ddof=1)) / math.sqrt(blocks.size))
+    draws = values.shape[1]
+    groups = draws // max(math.isqrt(draws), 1) if grouped else 0
+    errors = [standard_error(_blocks(values, groups) if groups >= 8 else values)]
+    for count in (2, 4):
+        if count * len(values) >= 8:
+            blocks = _blocks(values, count)
+            errors.append(float(blocks.std(ddof=1)) / math.sqrt(blocks.size))
     return max(errors)
-
-
-def blocked_error(values: Array) -> float:
-    """Standard error of the mean from blocks of √draws, in which batch noise hides nothing slow."""
-    count = values.shape[1] // max(math.isqrt(values.shape[1]), 1)
-    return _largest_error(_blocks(values, count) if count >= 8 else values, values)
 
 
 def _blocks(values: Array, count: int) -> Array:

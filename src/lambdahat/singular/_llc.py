@@ -40,18 +40,20 @@ BELOW_CENTRE = 0.1, 0.01
 # of λ̂: what a line search along the gradient at the centre may gain in nβL at a minimum
 DESCENT_GAIN = 0.1
 NAMES = ("n/log n", "batch")
-DENSE = 300  # parameters up to which the whole Hessian is diagonalised
-# parameters beyond which no data set determines most directions, and the spectrum is not looked at
-LARGE = 1_000_000
+DENSE_HESSIAN = 300  # parameters up to which the whole Hessian is diagonalised
+# parameters beyond which no data set determines most directions, and no spectrum is computed
+LARGEST_SPECTRUM = 1_000_000
 # parameters up to which the Lanczos quadrature is fine: 2 probes of depth 30 on 2P samples or all
-MIDDLE = 8192
-COARSE = 1, 20, 2048  # probes, depth and samples of the quadrature beyond
-ROUNDS = 3  # of the iteration that finds the localization
-WEAKEST = 128  # no localization is weaker than the parameters' own scale by more than this factor
+FINE_QUADRATURE = 8192
+COARSE_QUADRATURE = 1, 20, 2048  # probes, depth and samples of the quadrature beyond
+FIXED_POINT_ROUNDS = 3  # of the iteration that finds the localization
+WEAKEST_LOCALIZATION = (
+    128  # no localization is weaker than the parameters' own scale by more than this factor
+)
 # parameters up to which HMC is the default on the whole data, and without data
-ADJUSTED = {True: 15, False: 500}
-PIECE = 8192  # samples of the whole data that go through a large model at once
-ELSEWHERE = {
+HMC_PARAMETERS = {True: 15, False: 500}
+PIECE_SAMPLES = 8192  # samples of the whole data that go through a large model at once
+NAMES_ELSEWHERE = {  # of settings, in devinterp
     "lr": "step_size",
     "epsilon": "step_size",
     "n_beta": "nbeta",
@@ -119,7 +121,26 @@ def llc(
         ValueError: If a setting is out of range, or ``max_gradients`` does not hold a pilot.
     """
     require_problem(problem)
-    inverse, temperature, batch_size = _temperature(problem, nbeta, batch_size, kernel)
+    # The B of B/ln B is by default that of the problem's own batches where samples cannot be drawn
+    # one by one.
+    sizes = problem.batches.sizes
+    default = sizes[0] if problem.norm == "train" else DEFAULT_BATCH
+    batch = batch_size or min(default, problem.num_samples)
+    if nbeta == "batch":
+        if not (batch_size or batch in sizes or can_draw_samples(problem)):
+            alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
+            expected = (
+                "be a number, or 'n/log n', for batches of several sizes that cannot be drawn"
+                " sample by sample (uneven token counts, streamed data)"
+            )
+            got = f"'batch' with batches of {min(sizes)} to {max(sizes)} samples"
+            require(alike, "nbeta", expected, got, "give the problem batches of one size")
+            batch = sizes[0]
+        batch_size = batch
+    if isinstance(kernel, Kernel):
+        inverse, temperature = kernel.nbeta, "given by the kernel"
+    else:
+        inverse, temperature = inverse_temperature(nbeta, problem.num_terms, batch)
     run = draw(
         problem,
         inverse,
@@ -138,33 +159,6 @@ def llc(
         **options,
     )
     return _coefficient(problem, run, temperature, draws is not None)
-
-
-def _temperature(
-    problem: Problem, nbeta: Any, batch_size: int | None, kernel: Any
-) -> tuple[float, str, int | None]:
-    """nβ, how it was found, and the batch size, which nbeta="batch" fixes.
-
-    The B of B/ln B is by default that of the problem's own batches where samples cannot be drawn
-    one by one.
-    """
-    sizes = problem.batches.sizes
-    default = sizes[0] if problem.norm == "train" else DEFAULT_BATCH
-    batch = batch_size or min(default, problem.num_samples)
-    if nbeta == "batch" and not (batch_size or batch in sizes or can_draw_samples(problem)):
-        alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
-        expected = (
-            "be a number, or 'n/log n', for batches of several sizes that cannot be drawn sample by"
-            " sample (uneven token counts, streamed data)"
-        )
-        got = f"'batch' with batches of {min(sizes)} to {max(sizes)} samples"
-        require(alike, "nbeta", expected, got, "give the problem batches of one size")
-        batch = sizes[0]
-    if nbeta == "batch":
-        batch_size = batch
-    if isinstance(kernel, Kernel):
-        return kernel.nbeta, "given by the kernel", batch_size
-    return *inverse_temperature(nbeta, problem.num_terms, batch), batch_size
 
 
 def _coefficient(
@@ -340,14 +334,14 @@ def default_localization(problem: Problem, nbeta: float) -> tuple[float, str]:
     square = float(problem.vector.double().square().sum())
     scale = problem.num_parameters / square if square > 0 else 1.0
     reason = "P/‖w*‖²" if square > 0 else "1, for w* = 0"
-    spectrum = None if problem.num_parameters > LARGE else _hessian_spectrum(problem)
+    spectrum = None if problem.num_parameters > LARGEST_SPECTRUM else _hessian_spectrum(problem)
     if spectrum is None:
         return scale, reason
     values, weights = spectrum
     stiffness, gamma = nbeta * np.abs(values), scale
-    for _ in range(ROUNDS):
+    for _ in range(FIXED_POINT_ROUNDS):
         gamma = scale * float((weights * gamma / (stiffness + gamma)).sum()) ** 2
-        gamma = max(gamma, scale / WEAKEST)
+        gamma = max(gamma, scale / WEAKEST_LOCALIZATION)
     halvings = max(round(math.log2(scale / gamma)), 0)
     if halvings:
         decided = 1 - float((weights * gamma / (stiffness + gamma)).sum())
@@ -364,10 +358,14 @@ def _hessian_spectrum(problem: Problem) -> tuple[Array, Array] | None:
     """
     size, samples = problem.num_parameters, problem.num_samples
     try:
-        if size <= DENSE:
+        if size <= DENSE_HESSIAN:
             values = torch.linalg.eigvalsh(hessian(problem).dense().double()).cpu().numpy()
             return (values, np.full(size, 1 / size)) if np.isfinite(values).all() else None
-        probes, depth, few = (2, 30, max(2 * size, COARSE[2])) if size <= MIDDLE else COARSE
+        probes, depth, few = (
+            (2, 30, max(2 * size, COARSE_QUADRATURE[2]))
+            if size <= FINE_QUADRATURE
+            else COARSE_QUADRATURE
+        )
         few = min(few, samples)
         part = problem
         if few < samples and problem.has_data and problem.norm != "train":
@@ -402,17 +400,17 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     known = {field.name for field in dataclasses.fields(ChainPlan)}
     known -= {"thin", "full_losses", "forces"}  # of sample alone
     plan = ChainPlan(**{name: given.pop(name) for name in known if given.get(name) is not None})
-    wanted = sampling_request(1.0, {name: given[name] for name in given if name not in known})
-    require_choice(wanted.mode, "mode", MODES)
-    kernel = wanted.kernel
-    fixed = not wanted.tuned or kernel is not None or plan.batch_size is not None
+    request = sampling_request(1.0, {name: given[name] for name in given if name not in known})
+    require_choice(request.mode, "mode", MODES)
+    kernel = request.kernel
+    fixed = not request.tuned or kernel is not None or plan.batch_size is not None
     exact = kernel in ("hmc", "mala") or isinstance(kernel, HMC)
     if exact or not fixed:
         cure = '; or name another kernel, such as "kinetic": small problems are sampled by HMC'
-        require_warm_up(wanted, "" if fixed else cure)
-    if not exact:
-        counts = wanted.chains, wanted.burn_in, wanted.draws
-        require_enough(wanted.limit, *counts, wanted.tuned)
+        require_warm_up(request, "" if fixed else cure)
+    if not exact and request.limit is not None:
+        counts = request.chains, request.burn_in, request.draws, request.tuned
+        require_enough(request.limit, *counts)
 
 
 def sampling_request(nbeta: float, given: Mapping[str, Any]) -> SamplingRequest:
@@ -420,7 +418,9 @@ def sampling_request(nbeta: float, given: Mapping[str, Any]) -> SamplingRequest:
     known = {field.name for field in dataclasses.fields(SamplingRequest) if field.init}
     unknown = sorted(set(given) - known)
     if unknown:
-        ours = [f"{ELSEWHERE[name]} for {name}" for name in unknown if name in ELSEWHERE]
+        ours = [
+            f"{NAMES_ELSEWHERE[name]} for {name}" for name in unknown if name in NAMES_ELSEWHERE
+        ]
         cure = f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
         cure = f"write {', '.join(ours)}" if ours else cure
         raise TypeError(message("options", "be those of llc and sample", ", ".join(unknown), cure))
@@ -440,7 +440,7 @@ def draw(
     observables: Mapping[str, Observable] | None = None,
     averages: Mapping[str, Observable] | None = None,
     keep_parameters: bool = False,
-    **request: Any,
+    **settings: Any,
 ) -> SamplingRun:
     """Chains of the kernel that suits the problem, with settings found by a pilot where they are
     not given.
@@ -452,7 +452,7 @@ def draw(
     require_problem(problem)
     if batch_size is not None:
         require_count(batch_size, "batch_size", 1, problem.num_samples)
-    wanted = sampling_request(nbeta, request)
+    request = sampling_request(nbeta, settings)
     looks = observables or {}, averages or {}
     plan = ChainPlan(
         seed, batch_size, shared_batches, accumulate, 1, bound, False, True, keep_parameters, *looks
@@ -464,26 +464,26 @@ def draw(
     if frozen.has_data and cheap and tiny and len(frozen.batches) > 1 and frozen.ranks.size == 1:
         joined = frozen.subset(range(frozen.num_samples), frozen.num_samples)
     reasons = {}
-    if wanted.localization is None and not isinstance(wanted.kernel, Kernel):
+    if request.localization is None and not isinstance(request.kernel, Kernel):
         gamma, reasons["localization"] = default_localization(joined, nbeta)
-        wanted = dataclasses.replace(wanted, localization=gamma)
-    kernel = wanted.kernel or default_kernel(frozen, wanted.step_size, batch_size)
-    whole = kernel == "kinetic" and batch_size is None and wanted.step_size is None and cheap
+        request = dataclasses.replace(request, localization=gamma)
+    kernel = request.kernel or default_kernel(frozen, request.step_size, batch_size)
+    whole = kernel == "kinetic" and batch_size is None and request.step_size is None and cheap
     if not isinstance(kernel, Kernel):
-        step = 1e-4 if wanted.step_size is None else wanted.step_size
-        kernel = KERNELS[kernel](step, nbeta, wanted.localization)
+        step = 1e-4 if request.step_size is None else request.step_size
+        kernel = KERNELS[kernel](step, nbeta, request.localization)
     kernel = place(kernel, frozen)
     if whole:
-        pieces = 1 if tiny else -(-joined.num_samples // PIECE)
+        pieces = 1 if tiny else -(-joined.num_samples // PIECE_SAMPLES)
         accumulate = max(accumulate, pieces)
         plan = dataclasses.replace(plan, batch_size=joined.num_samples, accumulate=accumulate)
     if isinstance(kernel, HMC):
-        run = draw_by_trajectories(joined, kernel, wanted, plan)
+        run = draw_by_trajectories(joined, kernel, request, plan)
     else:  # an exact kernel sees the whole data anyway
-        beside = not kernel.exact and wanted.baseline != "paired"
+        beside = not kernel.exact and request.baseline != "paired"
         plan = dataclasses.replace(plan, full_losses=beside)
         start = joined if whole or kernel.exact else frozen
-        run = draw_by_steps(start, kernel, wanted, plan, whole)
+        run = draw_by_steps(start, kernel, request, plan, whole)
     chains = dataclasses.replace(run.chains, reasons={**reasons, **run.chains.reasons})
     return dataclasses.replace(run, chains=chains)
 
@@ -505,7 +505,7 @@ def default_kernel(problem: Problem, step_size: float | None, batch_size: int | 
     if step_size is not None:
         return "sgld"
     whole = batch_size is None or batch_size == problem.num_samples
-    small = problem.num_parameters <= ADJUSTED[problem.has_data]
+    small = problem.num_parameters <= HMC_PARAMETERS[problem.has_data]
     return "hmc" if whole and small and whole_is_cheap(problem) else "kinetic"
 
 

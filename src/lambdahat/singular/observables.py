@@ -22,12 +22,7 @@ from lambdahat._core.check import require, require_positive, require_shape
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling.backends.minibatches import SampleLosses
-from lambdahat.sampling.diagnostics import (
-    degrees_of_freedom,
-    has_step_bias,
-    standard_error,
-    step_bias,
-)
+from lambdahat.sampling.diagnostics import degrees_of_freedom, standard_error, step_bias
 
 STRETCHES = 20
 Statistic = Callable[..., Array]
@@ -124,8 +119,7 @@ def mean_energy(chains: Chains) -> Estimate:
     fine = ~chains.diagnostics.diverged
     if not fine.any():
         return Estimate(math.nan, math.nan, chains.cost, chains.status)
-    known = chains.step_bias is not None or has_step_bias(chains)
-    bias = step_bias(chains) if known else Estimate(0.0, 0.0)
+    bias = step_bias(chains) or Estimate(0.0, 0.0)
     error = math.hypot(standard_error(energies[fine]), float(bias.stderr))
     mean = float(energies[fine].mean()) - float(bias)
     return Estimate(mean, error, chains.cost, chains.status, degrees_of_freedom(chains))

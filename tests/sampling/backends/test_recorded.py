@@ -14,7 +14,7 @@ from lambdahat.singular.exact import deep_linear_problem
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_runner, "AFTER", 2)
+    monkeypatch.setattr(chain_runner, "RECORD_AFTER", 2)
 
 
 def places(problem: lh.Problem, chains: int, seed: int) -> Tensor:

@@ -28,7 +28,8 @@ def make(name: str) -> Kernel:
     """The kernel at a small time step, with nothing that adapts."""
     kernel = KERNELS[name](STEP**2, NBETA, GAMMA)
     friction = 2 * math.sqrt(float(STIFFNESS.min()))
-    return (kernel if kernel.exact else kernel.with_time_step(STEP, friction)).frozen
+    kernel = kernel if kernel.exact else kernel.with_time_step(STEP, friction)
+    return dataclasses.replace(kernel, **kernel.frozen)
 
 
 def advance(kernel: Kernel, state: State, rng: Streams, steps: int, loss: Evaluate = bowl) -> State:

@@ -29,6 +29,7 @@ from lambdahat.sampling.backends.chain_runner import (
     Together,
     has_unfoldable,
 )
+from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, Minibatches
 from lambdahat.sampling.backends.workers import ForkedRunner, SpreadRunner, require_same_run
 from lambdahat.sampling.diagnostics import probed_alone
 from lambdahat.sampling.kernels import HMC, Kernel
@@ -145,12 +146,12 @@ class GraphRunner(Runner):
 
     def __init__(
         self,
-        ground: ChainSetup,
+        setup: ChainSetup,
         kernel: Kernel,
         chains: Sequence[int],
         gradients: Together | OneByOne,
     ) -> None:
-        super().__init__(ground, kernel, chains, gradients)
+        super().__init__(setup, kernel, chains, gradients)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._room = max(ROOM, self.plan.thin)
         shape = (len(self.traces), len(self.chains), self._room)
@@ -229,45 +230,57 @@ class GraphRunner(Runner):
 
 
 def make_runner(
-    problem: Problem, kernel: Kernel, chains: int, plan: ChainPlan, mode: str = "auto"
+    problem: Problem,
+    kernel: Kernel,
+    chains: int | Sequence[int],
+    plan: ChainPlan,
+    mode: str = "auto",
 ) -> tuple[AnyRunner, str]:
-    """A runner in the mode asked for, or in the fastest, and the mode's name.
-
-    Small problems run "batched" and are not timed, so that their numbers depend on the seed alone;
-    beyond, the modes that work are timed once over a few steps. Modes differ in rounding only. On
-    many processes each rank runs its share of the chains, on all data.
-    """
-    require_choice(mode, "mode", MODES)
-    ranks = problem.ranks
-    if ranks.size == 1:
-        return _make_runner(problem, kernel, range(chains), plan, mode)
-    require_same_run(problem, kernel, chains, plan)
-    own = range(chains)[ranks.rank :: ranks.size]
-    runner, taken = _make_runner(problem.alone(), kernel, own or range(1), plan, mode)
-    slowest = int(ranks.least(MODES.index(taken), "the mode of the chains", problem.device))
-    return SpreadRunner(problem, runner, own, chains), MODES[slowest]
-
-
-def _make_runner(
-    problem: Problem, kernel: Kernel, numbers: Sequence[int], plan: ChainPlan, mode: str
-) -> tuple[Runner | ForkedRunner, str]:
-    """A runner of the chains of these numbers in this process.
+    """A runner of so many chains, or those of these numbers, and the mode in which it runs them.
 
     "auto" takes "sequential" where the chains do not fit into memory together, and no CUDA graph
-    where they do but a captured one does not.
+    where they do but a captured one does not. Small problems run "batched" and are not timed, so
+    that their numbers depend on the seed alone; beyond, the modes that work are timed once over a
+    few steps. Modes differ in rounding only. On many processes each rank runs its share of the
+    chains, on all data.
     """
+    require_choice(mode, "mode", MODES)
+    if isinstance(chains, int):
+        if problem.ranks.size > 1:
+            return _spread(problem, kernel, chains, plan, mode)
+        chains = range(chains)
     most, memory = problem.num_samples, problem.memory
-    samples = most if kernel.exact else min(plan.batch_size or 512, most)
+    samples = most if kernel.exact else min(plan.batch_size or DEFAULT_BATCH, most)
     at_once = max(problem.batches.sizes) if kernel.exact else -(-samples // plan.accumulate)
     if memory is not None and not kernel.exact:
         plan = replace(plan, accumulate=max(plan.accumulate, pieces_within(problem, samples)))
-    demand = Demand(problem, kernel, len(numbers), at_once, plan)
+    demand = Demand(problem, kernel, len(chains), at_once, plan)
     if memory is not None:
         needed, name = demand.one_by_one(), type(kernel).__name__
-        expected = f"be at least {needed:,.0f} bytes for {len(numbers)} chains of {name}"
+        expected = f"be at least {needed:,.0f} bytes for {len(chains)} chains of {name}"
         cure = "raise it, or run fewer chains"
         require(needed <= memory, "memory", expected, f"{memory:,}", cure)
-    makers = _makers(ChainSetup(problem, plan, kernel.exact), kernel, numbers)
+    # steps smaller than the rounding of half precision would be lost
+    vector, loss = problem.vector, problem.loss()
+    centre = vector.to(torch.promote_types(vector.dtype, torch.float32))
+    drawing = plan.batch_size, plan.shared_batches, plan.seed
+    source = None if kernel.exact else Minibatches(problem, *drawing)
+    setup = ChainSetup(problem, plan, centre, loss, source)
+    small = problem.num_parameters * samples <= SMALL and memory is None
+    # the modes that the problem and the kernel leave open
+    makers: Makers = {"sequential": lambda: Runner(setup, kernel, chains, OneByOne(problem))}
+    if source is None or source.shared or source.by_sample:
+        makers["batched"] = lambda: Runner(setup, kernel, chains, Together(problem))
+        by_sample = source is not None and source.by_sample
+        if problem.device.type == "cuda" and by_sample and not plan.looks:
+            makers["graph"] = lambda: GraphRunner(
+                setup, kernel, chains, Together(problem, has_unfoldable(problem))
+            )
+    own_cores = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if own_cores else os.cpu_count() or 1
+    processes, timed = min(len(chains), cores), not small and problem.device.type != "cuda"
+    if processes > 1 and (timed or mode != "auto") and processes_available(problem):
+        makers["processes"] = lambda: ForkedRunner(setup, kernel, chains, processes)
     if mode != "auto":
         expected = f"be one of {', '.join(makers)} for this problem and kernel"
         require(mode in makers, "mode", expected, repr(mode), WHY_NOT.get(mode, ""))
@@ -277,14 +290,13 @@ def _make_runner(
             got, cure = f"{mode!r}, which needs {needed:,.0f}", 'mode="auto" takes one that fits'
             require(needed <= memory, "mode", expected, got, cure)
         return makers[mode](), mode
-    small = problem.num_parameters * samples <= SMALL and memory is None
     if not small and (problem.num_parameters > LARGE or not demand.together_fits()):
         return makers["sequential"](), "sequential"
     if "graph" in makers and (small or demand.together_fits(captured=True)):
         # a model that cannot be mapped or captured fails in the making
         with suppress(*Failure), rng_untouched():
             return makers["graph"](), "graph"
-    if not small and problem.device.type != "cuda":
+    if timed:
         return _fastest(makers)
     if "batched" in makers:
         # a model that cannot be mapped fails at the first step; running out of memory is a failure
@@ -295,31 +307,25 @@ def _make_runner(
     return makers["sequential"](), "sequential"
 
 
+def _spread(
+    problem: Problem, kernel: Kernel, chains: int, plan: ChainPlan, mode: str
+) -> tuple[SpreadRunner, str]:
+    """A runner of this rank's share of the chains, and the slowest mode of any rank."""
+    ranks = problem.ranks
+    require_same_run(problem, kernel, chains, plan)
+    own = range(chains)[ranks.rank :: ranks.size]
+    runner, taken = make_runner(problem.alone(), kernel, own or range(1), plan, mode)
+    assert not isinstance(runner, SpreadRunner)
+    slowest = int(ranks.least(MODES.index(taken), "the mode of the chains", problem.device))
+    return SpreadRunner(problem, runner, own, chains), MODES[slowest]
+
+
 def processes_available(problem: Problem) -> bool:
     """Whether forking is possible: on a system that has it, not once CUDA or a process group, whose
     threads a child would lack, is in use, not within a daemon of a pool.
     """
     free = hasattr(os, "fork") and not multiprocessing.current_process().daemon and not in_a_group()
     return free and problem.device.type == "cpu" and not torch.cuda.is_initialized()
-
-
-def _makers(ground: ChainSetup, kernel: Kernel, numbers: Sequence[int]) -> Makers:
-    """The modes that the problem and kernel leave open."""
-    problem, source = ground.problem, ground.source
-    makers: Makers = {"sequential": lambda: Runner(ground, kernel, numbers, OneByOne(problem))}
-    if source is None or source.shared or source.by_sample:
-        makers["batched"] = lambda: Runner(ground, kernel, numbers, Together(problem))
-        by_sample = source is not None and source.by_sample
-        if problem.device.type == "cuda" and by_sample and not ground.plan.looks:
-            makers["graph"] = lambda: GraphRunner(
-                ground, kernel, numbers, Together(problem, has_unfoldable(problem))
-            )
-    own_cores = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if own_cores else os.cpu_count() or 1
-    processes = min(len(numbers), cores)
-    if processes > 1 and processes_available(problem):
-        makers["processes"] = lambda: ForkedRunner(ground, kernel, numbers, processes)
-    return makers
 
 
 def _fastest(makers: Makers) -> tuple[Runner | ForkedRunner, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -23,7 +24,7 @@ from lambdahat.problem.evaluators import Parameters
 from lambdahat.sampling.backends.minibatches import Minibatches
 from lambdahat.sampling.kernels import Kernel, Streams
 
-AFTER = 1000  # calls; recording takes about a second when it is the first in a process
+RECORD_AFTER = 1000  # calls; recording takes about a second when it is the first in a process
 LossAndGradient = tuple[Tensor, Tensor]
 Observable = Callable[[Tensor], Tensor | float]
 Record = dict[str, Tensor]
@@ -81,6 +82,7 @@ def _pair(value: Any) -> tuple[int, int]:
     return (values[0], values[1]) if len(values) == 2 else (values[0], values[0])
 
 
+@dataclass(eq=False)
 class Recorded:
     """``function(positions)``, from the thousandth call on by the tensor operations it did then
     (``make_fx``).
@@ -91,20 +93,20 @@ class Recorded:
     is called as before.
     """
 
-    def __init__(self, function: Callable[[Tensor], LossAndGradient]) -> None:
-        self._function, self._calls = function, 0
-        self._record: Callable[[Tensor], LossAndGradient] | None = None
-        self._like: tuple[torch.Size, torch.dtype] | None = None
+    function: Callable[[Tensor], LossAndGradient]
+    _calls: int = field(init=False, default=0)
+    _record: Callable[[Tensor], LossAndGradient] | None = field(init=False, default=None)
+    _like: tuple[torch.Size, torch.dtype] | None = field(init=False, default=None)
 
     def __call__(self, positions: Tensor) -> LossAndGradient:
         self._calls += 1
         like = positions.shape, positions.dtype
         if self._record is not None and self._like == like:
             return self._record(positions)
-        answer = self._function(positions)
-        if self._calls == AFTER:
+        answer = self.function(positions)
+        if self._calls == RECORD_AFTER:
             with suppress(Exception):  # whatever a user's function does that cannot be recorded
-                record = make_fx(self._function)(positions)
+                record = make_fx(self.function)(positions)
                 if all(map(torch.equal, record(positions), answer)):
                     self._record, self._like = record, like
         return answer
@@ -124,31 +126,33 @@ class Together:
         self._convolutions = UnfoldedConvolutions if unfold else nullcontext
         # a record that held it would keep the problem until the collector comes
         own = weakref.proxy(self)
-        self.only_batch = Recorded(lambda at: own.one_batch(at, problem.batches.first()))
+        self.only_batch = Recorded(
+            lambda at: own.differentiate(
+                lambda leaves: problem.batch_loss(leaves, problem.batches.first()), at
+            )
+        )
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
         """Losses (chains,) and gradients (chains, P) on one batch for all."""
-        return self._differentiate(
-            lambda leaves: self.problem.batch_loss(leaves, batch).reshape(()), positions
-        )
+        return self.differentiate(lambda leaves: self.problem.batch_loss(leaves, batch), positions)
 
     def own_batches(self, positions: Tensor, source: Minibatches, index: Tensor) -> LossAndGradient:
         """The same with a batch for each chain."""
 
         def loss(leaves: Parameters, *own: Tensor) -> Tensor:
-            return self.problem.batch_loss(leaves, source.assemble(own)).reshape(())
+            return self.problem.batch_loss(leaves, source.assemble(own))
 
-        return self._differentiate(loss, positions, *source.gather(index))
+        return self.differentiate(loss, positions, *source.gather(index))
 
     @torch.enable_grad()
-    def _differentiate(
+    def differentiate(
         self, loss: Callable[..., Tensor], positions: Tensor, *parts: Tensor
     ) -> LossAndGradient:
         """One backward pass through the sum: the chains do not touch each other."""
         named = self.problem.named(positions)
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in named.items()}
         with self._convolutions():
-            losses = torch.vmap(loss)(leaves, *parts)
+            losses = torch.vmap(lambda *own: loss(*own).reshape(()))(leaves, *parts)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         only = gradients[0] if len(gradients) == 1 else None
         if only is not None and only.dtype == positions.dtype:
@@ -237,7 +241,10 @@ def on_batches(
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """The options of a run besides the kernel; see ``sample``."""
+    """The options of a run besides the kernel; see ``sample``.
+
+    ``looks`` says whether the positions are looked at draw by draw, not only the losses.
+    """
 
     seed: int = 0
     batch_size: int | None = None
@@ -250,6 +257,7 @@ class ChainPlan:
     keep_parameters: bool = False
     observables: Mapping[str, Observable] = field(default_factory=dict)
     averages: Mapping[str, Observable] = field(default_factory=dict)
+    looks: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         require_count(self.accumulate, "accumulate")
@@ -264,23 +272,20 @@ class ChainPlan:
                 isinstance(key, str) and callable(value) for key, value in functions.items()
             )
             require(fine, name, expected, functions, "", TypeError)
-
-    @property
-    def looks(self) -> bool:
-        """Whether the positions are looked at draw by draw, not only the losses."""
-        functions = bool(self.observables) or bool(self.averages)
-        return self.full_losses or self.keep_parameters or functions
+        looks = self.full_losses or self.keep_parameters
+        looks = looks or bool(self.observables) or bool(self.averages)
+        object.__setattr__(self, "looks", looks)
 
 
+@dataclass(frozen=True)
 class ChainSetup:
-    """What all runners of a run share: problem, plan, centre, its loss, and the batches."""
+    """What all runners of a run share; ``source`` is None for exact kernels, on the whole data."""
 
-    def __init__(self, problem: Problem, plan: ChainPlan, exact: bool) -> None:
-        self.problem, self.plan, self.centre_loss = problem, plan, problem.loss()
-        vector = problem.vector  # steps smaller than the rounding of half precision would be lost
-        self.centre = vector.to(torch.promote_types(vector.dtype, torch.float32))
-        drawing = plan.batch_size, plan.shared_batches, plan.seed
-        self.source = None if exact else Minibatches(problem, *drawing)
+    problem: Problem
+    plan: ChainPlan
+    centre: Tensor
+    centre_loss: float
+    source: Minibatches | None
 
 
 class Runner:
@@ -288,21 +293,25 @@ class Runner:
 
     ``traces`` names what every step tells: loss, loss at the centre on the same batch, distance
     from it, acceptance; with forces ‖S∇U‖², the virial, and work and heat, or of trajectories the
-    mean loss. ``batch_size`` is the number of samples of a step.
+    mean loss. ``chains`` are the numbers of all chains, ``own`` of those in this process;
+    ``batch_size`` is the number of samples of a step.
     """
 
     def __init__(
         self,
-        ground: ChainSetup,
+        setup: ChainSetup,
         kernel: Kernel,
         chains: Sequence[int],
         gradients: Together | OneByOne,
     ) -> None:
-        self.ground, self.kernel, self.gradients = ground, kernel, gradients
-        self.problem, self.plan, self.centre = ground.problem, ground.plan, ground.centre
-        self.chains = tuple(chains)
+        self.setup, self.kernel, self.gradients = setup, kernel, gradients
+        self.problem, self.plan, self.centre = setup.problem, setup.plan, setup.centre
+        self.chains = self.own = tuple(chains)
         self.rng = Streams(self.plan.seed, self.chains, self.problem.device)
-        self.source = None if ground.source is None else ground.source.rewound_copy()
+        # its own stream for batches that chains share, and its own scratch memory
+        self.source = copy.copy(setup.source)
+        if self.source is not None:
+            self.source.common = Streams(self.plan.seed, [-1], self.problem.device)
         self.batch_size = self.problem.num_samples if self.source is None else self.source.size
         self.traces: tuple[str, ...] = TRACES
         if self.plan.forces:
@@ -314,16 +323,11 @@ class Runner:
 
     @property
     def positions(self) -> Tensor:
-        """Where the chains are, (chains, P)."""
+        """Where the chains of this process are, (chains, P)."""
         return self.state.position
 
-    @property
-    def own(self) -> tuple[Tensor, tuple[int, ...]]:
-        """Where the chains that this process knows of are, and their numbers."""
-        return self.state.position, self.chains
-
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all chains, from those of ``own``."""
+        """The rows of all chains, from those of this process."""
         return rows
 
     @property
@@ -386,11 +390,11 @@ class Runner:
         pull = self.kernel.scaled(self.kernel.scaled_force(away * gamma))  # type: ignore[operator]
         with self.gradients.context():
             for _ in range(batches):
-                index = source.draw(self.rng, count)
+                index, centre = source.draw(self.rng, count)
                 loss, gradient = on_batches(
                     self.gradients, position, source, index, self.plan.accumulate
                 )
-                energies.append((loss - source.centre(index)).double())
+                energies.append((loss - centre).double())
                 works.append(torch.linalg.vecdot(gradient, away).double())
                 pulls.append(torch.linalg.vecdot(gradient, pull).double())
                 gradient = self.kernel.scaled_force(gradient)
@@ -413,7 +417,7 @@ class Runner:
                 if source is None:
                     _, gradient = full_data(self.gradients, position)
                 else:
-                    index = source.draw(self.rng, len(self.chains))
+                    index, _ = source.draw(self.rng, len(self.chains))
                     _, gradient = on_batches(
                         self.gradients, position, source, index, self.plan.accumulate
                     )
@@ -462,13 +466,13 @@ class Runner:
             self.state, info = kernel.step(
                 self.state, lambda at: full_data(gradients, at), self.rng
             )
-            centre = torch.full_like(info.loss, self.ground.centre_loss)
+            centre = torch.full_like(info.loss, self.setup.centre_loss)
         else:
-            index, parts = source.draw(self.rng, len(self.chains)), self.plan.accumulate
+            index, centre = source.draw(self.rng, len(self.chains))
+            parts = self.plan.accumulate
             self.state, info = kernel.step(
                 self.state, lambda at: on_batches(gradients, at, source, index, parts), self.rng
             )
-            centre = source.centre(index)
         if self.plan.bound is not None:
             self._keep_within(self.plan.bound)
         self.gradients_spent += info.gradients

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,10 +33,10 @@ class Minibatches:
     """
 
     def __init__(self, problem: Problem, batch_size: int | None, shared: bool, seed: int) -> None:
-        self.problem, self._seed, self._asked_to_share = problem, seed, shared
+        self.problem, self._asked_to_share = problem, shared
         self._room: list[Tensor] = []
         self.whole: Tensor | None = None
-        self._common = Streams(seed, [-1], problem.device)
+        self.common = Streams(seed, [-1], problem.device)  # of batches that chains share
         data, sizes = _columns(problem), problem.batches.sizes
         self.by_sample = data is not None
         if data is not None:
@@ -61,13 +60,6 @@ class Minibatches:
         self.centre_losses = torch.stack(losses)
         self._cumulative = torch.tensor(problem.weights, dtype=torch.float64).cumsum(0)
 
-    def rewound_copy(self) -> Minibatches:
-        """The same, its streams at their beginning."""
-        other = copy.copy(self)
-        other._room = []
-        other._common = Streams(self._seed, [-1], self.problem.device)
-        return other
-
     def resize(self, size: int) -> None:
         """Draw so many samples from now on; all of them are the whole data."""
         self.size, self.shared, self.whole = size, self._asked_to_share, None
@@ -77,23 +69,24 @@ class Minibatches:
     @property
     def generators(self) -> list[torch.Generator]:
         """The streams of its own, besides those of the chains."""
-        return self._common.generators if self.shared else []
+        return self.common.generators if self.shared else []
 
-    def draw(self, rng: Streams, chains: int) -> Tensor:
-        """Which samples each chain sees, (chains, batch_size), or which batch, (chains, 1)."""
-        if self.whole is not None:
-            return self.whole.expand(chains, -1)
-        rng, rows = (self._common, 1) if self.shared else (rng, chains)
+    def draw(self, rng: Streams, chains: int) -> tuple[Tensor, Tensor]:
+        """Which samples each chain sees, (chains, batch_size), or which batch, (chains, 1); and the
+        loss at the centre on them, (chains,).
+        """
+        rng, rows = (self.common, 1) if self.shared else (rng, chains)
         choices = len(self.centre_losses)  # samples, or batches
-        if self.by_sample:
-            return rng.integers(choices, rows, self.size).expand(chains, -1)
-        places = rng.uniform(rows, torch.float64).cpu() * self._cumulative[-1]
-        index = torch.searchsorted(self._cumulative, places, right=True).clamp_(max=choices - 1)
-        return index.unsqueeze(1).expand(chains, -1)
-
-    def centre(self, index: Tensor) -> Tensor:
-        """The loss at the centre on what was drawn, (chains,)."""
-        return self.centre_losses[index.to(self.centre_losses.device)].mean(dim=-1)
+        if self.whole is not None:
+            index = self.whole
+        elif self.by_sample:
+            index = rng.integers(choices, rows, self.size)
+        else:
+            places = rng.uniform(rows, torch.float64).cpu() * self._cumulative[-1]
+            found = torch.searchsorted(self._cumulative, places, right=True)
+            index = found.clamp_(max=choices - 1).unsqueeze(1)
+        index = index.expand(chains, -1)
+        return index, self.centre_losses[index.to(self.centre_losses.device)].mean(dim=-1)
 
     def gather(self, index: Tensor) -> list[Tensor]:
         """The tensors of the batches, each (chains, batch_size, …)."""

@@ -54,9 +54,10 @@ class ForkedRunner:
     """
 
     def __init__(
-        self, ground: ChainSetup, kernel: Kernel, chains: Sequence[int], processes: int
+        self, setup: ChainSetup, kernel: Kernel, chains: Sequence[int], processes: int
     ) -> None:
-        self.ground, self.kernel, self.chains = ground, kernel, tuple(chains)
+        self.setup, self.kernel = setup, kernel
+        self.chains = self.own = tuple(chains)
         shares = [share for share in (self.chains[i::processes] for i in range(processes)) if share]
         places = [self.chains.index(chain) for share in shares for chain in share]
         self._order = torch.tensor(places).argsort()
@@ -65,7 +66,7 @@ class ForkedRunner:
         for share in shares:
             ours, theirs = context.Pipe()
             ends = theirs, ours, os.getpid()
-            child = context.Process(target=_serve, args=(*ends, ground, kernel, share), daemon=True)
+            child = context.Process(target=_serve, args=(*ends, setup, kernel, share), daemon=True)
             # Python 3.12 warns of threads; the child takes one only, its own
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -77,10 +78,6 @@ class ForkedRunner:
     @property
     def positions(self) -> Tensor:
         return torch.cat(self._all("positions"))[self._order]
-
-    @property
-    def own(self) -> tuple[Tensor, tuple[int, ...]]:
-        return self.positions, self.chains
 
     def gather(self, rows: Tensor) -> Tensor:
         return rows
@@ -163,12 +160,7 @@ class ForkedRunner:
 
 
 def _serve(
-    pipe: Connection,
-    other: Connection,
-    parent: int,
-    ground: ChainSetup,
-    kernel: Kernel,
-    chains: Any,
+    pipe: Connection, other: Connection, parent: int, setup: ChainSetup, kernel: Kernel, chains: Any
 ) -> None:
     """The child: answer until the parent closes the pipe or is gone."""
     other.close()
@@ -182,9 +174,9 @@ def _serve(
             name, arguments = pipe.recv()
             try:
                 if runner is None:
-                    runner = Runner(ground, kernel, chains, OneByOne(ground.problem))
-                found = getattr(runner, name)
-                answer = True, found(*arguments) if callable(found) else found
+                    runner = Runner(setup, kernel, chains, OneByOne(setup.problem))
+                member = getattr(runner, name)
+                answer = True, member(*arguments) if callable(member) else member
             except Exception:
                 answer = False, traceback.format_exc(limit=-3)
             pipe.send(answer)
@@ -201,8 +193,8 @@ class SpreadRunner:
     def __init__(
         self, problem: Problem, runner: Runner | ForkedRunner, own: Sequence[int], chains: int
     ) -> None:
-        self._problem, self._runner, self._own = problem, runner, list(own)
-        self.chains, self.ground = tuple(range(chains)), runner.ground
+        self._problem, self._runner = problem, runner
+        self.chains, self.own, self.setup = tuple(range(chains)), tuple(own), runner.setup
         self.skip, self.restart, self.resize = runner.skip, runner.restart, runner.resize
         self.retune, self.close = runner.retune, runner.close
 
@@ -211,9 +203,8 @@ class SpreadRunner:
         return self._runner.kernel
 
     @property
-    def own(self) -> tuple[Tensor, tuple[int, ...]]:
-        """Where the chains of this rank are, and their numbers."""
-        return self._runner.positions[: len(self._own)], tuple(self._own)
+    def positions(self) -> Tensor:
+        return self._runner.positions[: len(self.own)]
 
     @property
     def bounded(self) -> Tensor:
@@ -253,7 +244,7 @@ class SpreadRunner:
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all chains, from those of this rank's."""
         what = f"{type(self.kernel).__name__} chains at step {self.steps}"
-        return self._problem.ranks.gather(rows[: len(self._own)], self._own, len(self.chains), what)
+        return self._problem.ranks.gather(rows[: len(self.own)], self.own, len(self.chains), what)
 
 
 def require_same_run(problem: Problem, kernel: Kernel, chains: int, plan: ChainPlan) -> None:

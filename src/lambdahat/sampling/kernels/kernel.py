@@ -161,14 +161,6 @@ class State:
     steps: int = 0
     forces: bool = True
 
-    @property
-    def buffer(self) -> Tensor:
-        """Scratch memory like the positions: allocating costs more than the arithmetic."""
-        buffer = self.memory.get("buffer")
-        if buffer is None:
-            buffer = self.memory["buffer"] = torch.empty_like(self.position)
-        return buffer
-
 
 class Info(NamedTuple):
     """Information about a step: the loss, the distance ‖w − w*‖ and the acceptance probability,
@@ -221,6 +213,9 @@ class Kernel(ABC):
     of the draws, as for SGLD) or "none".
     """
 
+    frozen: ClassVar[Mapping[str, Any]] = {}
+    """Settings with which nothing adapts while the kernel draws."""
+
     held: ClassVar[int] = 3
     """Vectors (P,) of a chain that a plain step has at once: position, gradient, a buffer, and
     the kernel's own.
@@ -261,6 +256,8 @@ class Kernel(ABC):
         tied = theta if centre is None else centre
         tied = tied[0] if tied.ndim > 1 else tied
         state = State(theta.detach().clone(), tied.detach().clone())
+        if not self.exact:  # scratch memory: allocating costs more than the arithmetic
+            state.memory["buffer"] = torch.empty_like(state.position)
         if self.inertial:
             state.memory["velocity"] = torch.zeros_like(state.position)
         return state
@@ -273,10 +270,12 @@ class Kernel(ABC):
         """The time step h by which the kernel is tuned."""
         return math.sqrt(self.step_size)
 
-    def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
+    def with_time_step(
+        self, step: float, friction: float, trace: float = 0.0, parameters: int = 1
+    ) -> Self:
         """The kernel with time step h and, if it has velocities, friction ξ per unit of time.
 
-        ``absorbed`` is the friction per step that a thermostat takes on for mini-batch noise.
+        ``trace`` is the total variance of ∇U over mini-batches, to which a thermostat adapts.
         """
         return dataclasses.replace(self, step_size=step**2)
 
@@ -302,11 +301,6 @@ class Kernel(ABC):
         if self.inertial:
             return 2 / degree * step / (4 * self.damping) * trace * share
         return 2 / degree * step**2 / 8 * trace * share
-
-    @property
-    def frozen(self) -> Self:
-        """The kernel with nothing that adapts while it draws."""
-        return self
 
     @property
     def is_unadjusted_mala(self) -> bool:
@@ -335,10 +329,10 @@ class Kernel(ABC):
     def observe(self, state: State, evaluate: Evaluate) -> tuple[Tensor, float, Info]:
         """Return (v, c) with c·v = Sᵀ∇U where the chains are, and what the step reports."""
         loss, gradient = evaluate(state.position)
-        away = torch.sub(state.position, state.centre, out=state.buffer)
+        away = torch.sub(state.position, state.centre, out=state.memory["buffer"])
         distance = torch.linalg.vector_norm(away, dim=-1)
         force, factor = self.force(away, gradient)
-        push = self.scaled_force(force)
+        push = force if self.scale is None else self.scaled_force(force)
         if not state.forces:
             return push, factor, Info(loss, distance, None, 1)
         square = (factor * torch.linalg.vector_norm(push, dim=-1)).square()
@@ -378,7 +372,7 @@ class Kernel(ABC):
 
     def noise(self, state: State, rng: Streams) -> Tensor:
         """S ξ with ξ standard normal, in the buffer that the state keeps."""
-        return self.scaled(rng.normal_(state.buffer))
+        return self.scaled(rng.normal_(state.memory["buffer"]))
 
     def rescale_velocity(self, state: State, step_size: float) -> None:
         """Rescale velocities that are increments of the position, of variance ε/2, to this ε."""

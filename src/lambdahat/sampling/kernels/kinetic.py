@@ -62,20 +62,23 @@ class Kinetic(Kernel):
     def time_step(self) -> float:
         return self.step_size
 
-    def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
+    def with_time_step(
+        self, step: float, friction: float, trace: float = 0.0, parameters: int = 1
+    ) -> Self:
         return dataclasses.replace(self, step_size=step, friction=friction)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         push, factor, info = self.observe(state, evaluate)
         length, kept = self.step_size, math.exp(-self.damping * self.step_size)
+        buffer, spread = state.memory["buffer"], math.sqrt(1 - kept**2)
         velocity = state.memory["velocity"].add_(push, alpha=-length * factor)
         if self.scale is None:
             state.position.add_(velocity, alpha=length / 2)
-            velocity.mul_(kept).add_(rng.normal_(state.buffer), alpha=math.sqrt(1 - kept**2))
+            velocity.mul_(kept).add_(rng.normal_(buffer), alpha=spread)
             state.position.add_(velocity, alpha=length / 2)
         else:  # both halves of the way in one product with S
             way = velocity.clone()
-            velocity.mul_(kept).add_(rng.normal_(state.buffer), alpha=math.sqrt(1 - kept**2))
+            velocity.mul_(kept).add_(rng.normal_(buffer), alpha=spread)
             state.position.add_(self.scaled(way.add_(velocity)), alpha=length / 2)
         state.steps += 1
         return state, info

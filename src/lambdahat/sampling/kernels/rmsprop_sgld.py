@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class RMSpropSGLD(Kernel):
 
     bias_formula: ClassVar[str] = "none"
     held: ClassVar[int] = 6
+    frozen: ClassVar[Mapping[str, Any]] = {"decay": 1.0}  # the metric as the burn-in left it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,14 +42,11 @@ class RMSpropSGLD(Kernel):
     def time_step(self) -> float:
         return math.sqrt(self.step_size / self.epsilon)
 
-    def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
+    def with_time_step(
+        self, step: float, friction: float, trace: float = 0.0, parameters: int = 1
+    ) -> Self:
         # the metric is at most 1/epsilon
         return dataclasses.replace(self, step_size=self.epsilon * step**2)
-
-    @property
-    def frozen(self) -> Self:
-        """The kernel with the metric as the burn-in left it."""
-        return dataclasses.replace(self, decay=1.0)
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         state = super().init(theta, centre)
@@ -61,7 +60,7 @@ class RMSpropSGLD(Kernel):
             .mul_(self.decay)
             .addcmul_(gradient, gradient, value=1 - self.decay)
         )
-        away = torch.sub(state.position, state.centre, out=state.buffer)
+        away = torch.sub(state.position, state.centre, out=state.memory["buffer"])
         force, factor = self.force(away, gradient)
         metric = squares.sqrt().add_(self.epsilon).reciprocal_()
         info = Info(loss, torch.linalg.vector_norm(away, dim=-1), None, 1)

@@ -33,7 +33,9 @@ class SGHMC(Kernel):
     def time_step(self) -> float:
         return math.sqrt(self.step_size / 2)
 
-    def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
+    def with_time_step(
+        self, step: float, friction: float, trace: float = 0.0, parameters: int = 1
+    ) -> Self:
         return dataclasses.replace(
             self, step_size=2 * step**2, friction=-math.expm1(-friction * step)
         )

@@ -46,10 +46,12 @@ class SGNHT(Kernel):
     def time_step(self) -> float:
         return math.sqrt(self.step_size / 2)
 
-    def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
+    def with_time_step(
+        self, step: float, friction: float, trace: float = 0.0, parameters: int = 1
+    ) -> Self:
         diffusion = -math.expm1(-friction * step)
         # the friction starts where the noise of batches will hold it
-        start = min(diffusion + absorbed, 1.0)
+        start = min(diffusion + self.absorbed_friction(step, trace, parameters), 1.0)
         return dataclasses.replace(self, step_size=2 * step**2, diffusion=diffusion, friction=start)
 
     def absorbed_friction(self, step: float, trace: float, parameters: int) -> float:

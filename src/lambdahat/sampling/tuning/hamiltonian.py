@@ -14,7 +14,7 @@ from lambdahat._core.check import require
 from lambdahat._core.progress import report
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.sampling._sample import Collector, SamplingRequest, SamplingRun, burn
+from lambdahat.sampling._sample import Collector, SamplingRequest, SamplingRun, in_pieces
 from lambdahat.sampling.backends import AnyRunner, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Record
 from lambdahat.sampling.diagnostics import RHAT, read
@@ -241,7 +241,7 @@ def _draw_trajectories(
             break
     reasons["draws"] = f"{wanted.goal}, up to {most} gradients a chain"
     chains = dataclasses.replace(chains, reasons=reasons)
-    return SamplingRun(chains, reading, spent=apart or wanted.missed(reading))
+    return SamplingRun(chains, reading, spent=apart or not wanted.reached(reading))
 
 
 def _tune_and_burn_in(
@@ -260,7 +260,8 @@ def _tune_and_burn_in(
     fits = max(_trajectories_left(runner, kernel, limit) - FEWEST_TRAJECTORIES, 0)
     expected = f"be {fits} trajectories at most with these max_gradients"
     require(burn_in <= fits, "burn_in", expected, burn_in, "raise them")
-    burn(runner, burn_in)
+    for piece in in_pieces("burn-in", burn_in):
+        runner.skip(piece)
     return kernel, reasons
 
 

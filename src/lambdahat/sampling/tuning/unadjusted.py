@@ -25,7 +25,7 @@ from lambdahat._core.rng import generator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Array, Chains, Estimate
-from lambdahat.sampling._sample import Collector, SamplingRequest, SamplingRun, burn
+from lambdahat.sampling._sample import Collector, SamplingRequest, SamplingRun, in_pieces
 from lambdahat.sampling.backends import SMALL, AnyRunner, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Record
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
@@ -51,12 +51,13 @@ STABLE = 0.6
 NOISE_BIAS = 0.06  # of λ̂: what the noise of batches may add before it is taken off
 ABSORBED = 0.05  # friction per step that a thermostat may take on for the noise of batches
 COOLINGS = 3  # times at most that chains cool and the noise of batches is measured again
-NEAR = 0.7, 1.3  # how far what the noise adds may be from what it may add, when it has settled
+# ratios of the bias from noise to the allowed bias between which the step size has settled
+SETTLED_RATIO = 0.7, 1.3
 NOISE_LOOKS = 4  # gradients at rest by which the noise of batches is measured, once per round
 # gradients at most besides the steps: looks at the noise and timed steps
 EXTRA = (4 + COOLINGS) * NOISE_LOOKS + 6
 POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
-REDUCTIONS = 12
+MOST_HALVINGS = 12  # of the step
 # parameters beyond which batches larger than 512 go through in pieces of that size
 LARGE = 1_000_000
 STEP_PRICE = 1024  # samples that a step of a small problem counts as, besides its own
@@ -67,10 +68,10 @@ FULL = {"cpu": 30_000_000, "cuda": 300_000_000}
 RELAXATIONS, SHORTEST = 12, 100
 MASS_LOOKS = 8  # times that the forces on the chains are measured
 # parameters of the largest tensor and relaxation time in steps above which a mass is tried
-MASS_SIZE, SLOW = 200, 15
+MASS_SIZE, SLOW_RELAXATION = 200, 15
 MASS_GAIN = 1.25  # least speed-up for which it is kept
-# standard deviation of what a bias formula leaves out, of λ̂; and without a formula
-TRUSTED, UNTRUSTED = 0.01, 0.15
+# prior standard deviation of the bias as a part of λ̂: left after a bias formula, and without one
+BIAS_PRIOR, BIAS_PRIOR_WITHOUT_FORMULA = 0.01, 0.15
 # rounds, and effective draws per chain, before which no standard error is trusted
 FEWEST_ROUNDS, EFFECTIVE = 4, 50
 
@@ -193,11 +194,9 @@ class Lengths:
 
 
 def require_enough(
-    limit: int | None, chains: int, burn_in: int | None, draws: int | None, tuned: bool
+    limit: int, chains: int, burn_in: int | None, draws: int | None, tuned: bool
 ) -> None:
     """Raise where ``limit`` gradients per chain do not hold pilot, burn-in and draws."""
-    if limit is None:
-        return
     share = (PILOT + COARSE if tuned else 0.0) + (BURN if burn_in is None else 0.0)
     least = max(FEWEST_STEPS, math.ceil(((draws or 0) + EXTRA) / (1 - share))) + (burn_in or 0)
     expected, cure = f"be at least {least * chains} for {chains} chains", "pilot, burn-in and draws"
@@ -219,220 +218,236 @@ def _mean_noise(runner: AnyRunner) -> dict[str, float]:
     return {name: float(values.mean()) for name, values in runner.noise(NOISE_LOOKS).items()}
 
 
+@dataclass
 class StepPilot:
-    """Finds the time step and the batch size of a run, and burns the chains in."""
+    """Finds the time step and the batch size of a run, and burns the chains in.
 
-    def __init__(
-        self,
-        runner: AnyRunner,
-        problem: Problem,
-        kernel: Kernel,
-        lengths: Lengths,
-        seed: int,
-        wanted: SamplingRequest,
-    ) -> None:
-        self.runner, self.problem, self.kernel, self.lengths = runner, problem, kernel, lengths
-        self._given = wanted.burn_in, wanted.draws, wanted.effort
-        # curvatures along the way are measured on some of the data
-        few = min(POWER_SAMPLES, problem.num_samples)
-        whole = problem.norm == "train" or not problem.has_data or few == problem.num_samples
-        self._part = problem.alone() if whole else problem.alone().subsample(few, seed, few)
-        self._seed, self._looks, self._largest = seed, 0, 0.0
-        self._reductions, self._friction, self._trace = 0, 1.0, 0.0
-        self._moments: CurvatureMoments | None = None
-        source = runner.ground.source
-        self._by_sample = source is not None and source.by_sample
+    ``lengths`` are those of what follows the pilot, once it is done.
+    """
+
+    runner: AnyRunner
+    problem: Problem
+    kernel: Kernel
+    lengths: Lengths
+    seed: int
+    request: SamplingRequest
+    _subsample: Problem | None = None  # on which curvatures along the way are measured
+    _measured: int = 0  # curvatures so far
+    _largest: float = 0.0  # of these curvatures
+    _halvings: int = 0  # of the step, after chains that diverged
+    _friction: float = 1.0
+    _trace: float = 0.0  # total variance of ∇U over batches
+    _moments: CurvatureMoments | None = None
 
     def tune(self, batch_given: bool) -> tuple[Kernel, dict[str, str], Coarse]:
         """Find time step and batch size, burn in, and draw at twice the step.
 
-        The pilot runs in windows that double. After each, the largest curvature of U is measured
-        where chains are, by power iteration, and the step follows it. A window in which a chain
-        leaves all bounds is repeated from w* with half the step.
-
-        Returns the kernel ready to draw, its reasons, and the draws at twice its step; ``lengths``
-        are those of what follows.
+        Returns the kernel ready to draw, its reasons, and the draws at twice its step.
         """
-        self._look(self.problem.vector.unsqueeze(0))
-        tie = self._tie
+        runner, problem, request = self.runner, self.problem, self.request
+        few = min(POWER_SAMPLES, problem.num_samples)
+        self._subsample = problem.alone()
+        if problem.norm != "train" and problem.has_data and few < problem.num_samples:
+            self._subsample = self._subsample.subsample(few, self.seed, few)
+        step, why = self._measure_curvature(problem.vector.unsqueeze(0))
+        tie = self._mean_localization
         self._friction = 2 * (tie * self._largest) ** 0.25 if tie else math.sqrt(self._largest) / 4
-        step, energy = self._windows(self.lengths.pilot)
-        step, why = self._against_noise(step, energy, batch_given)
-        relaxation = self._relaxation(step)
-        step, why, mass = self._with_mass(step, why)
+        # The pilot runs in windows that double. After each, the largest curvature of U is measured
+        # where chains are, and the step follows it. A window in which a chain leaves all bounds is
+        # repeated from w* with half the step.
+        steps, done, record = self.lengths.pilot, 0, None
+        window = max(steps // 16, 4)
+        while done < steps:
+            report("pilot", done, steps)
+            runner.retune(self._kernel_at(step))
+            window = min(window, steps - done)
+            seen = self._advance(window, forces=2 * (done + window) >= steps)
+            done += window
+            if _has_escaped(seen, problem.num_parameters, self.kernel):
+                step, self._moments = self._halve_step(step), None
+                continue
+            record = seen
+            step, why = self._measure_curvature(runner.positions[:POWER_CHAINS])
+            window *= 2
+        report("pilot", steps, steps)
+        energy = math.nan if record is None else self._settle(record)
+        # Smaller steps or larger batches where the noise of batches heats the chains; then a mass.
         name = type(self.kernel).__name__
         reasons = {"kernel": f"{name}: one gradient per step", "step_size": why}
-        if mass:
-            reasons["mass"] = mass
-        if self._whole:
-            why = "all of the data"
-        elif batch_given:
-            why = "given"
-        else:
-            own = "that of the problem's own batches"
-            why = "an effective draw is cheapest" if self._by_sample else own
-        reasons["batch_size"] = f"{self.runner.batch_size}: {why}"
-        # a mass shortens the relaxation in a quadratic valley, but not that along a curved one: no
-        # shorter runs with it
-        self.lengths = self.lengths.shorten(max(relaxation, self._relaxation(step)), *self._given)
-        steps = max(self.lengths.burn_in, 1)
+        if runner.batch_size < problem.num_samples and math.isfinite(energy):
+            step, reasons["step_size"] = self._against_noise(step, why, energy, batch_given)
+        relaxation = self._relaxation(step)
+        if self._moments is not None:
+            step = self._with_mass(step, reasons)
+        own = "that of the problem's own batches"
+        source = runner.setup.source
+        if source is not None and source.by_sample:
+            own = "an effective draw is cheapest"
+        whole = runner.batch_size == problem.num_samples
+        why = "all of the data" if whole else "given" if batch_given else own
+        reasons["batch_size"] = f"{runner.batch_size}: {why}"
+        # A mass shortens the relaxation in a quadratic valley, but not that along a curved one: no
+        # shorter runs with it.
+        relaxation = max(relaxation, self._relaxation(step))
+        given = request.burn_in, request.draws, request.effort
+        self.lengths = self.lengths.shorten(relaxation, *given)
+        # Burn in and draw at twice the step; again from w* with half the step if a chain diverges.
+        burn_in = max(self.lengths.burn_in, 1)
         while True:
-            kernel, twice = self._at(step).frozen, self._at(2 * step)
-            self.runner.retune(twice)
-            burn(self.runner, steps)
-            self.runner.retune(twice.frozen)
-            coarse = self._draw_coarse(twice)
-            if coarse is not None:
-                self.runner.retune(kernel)
-                return kernel, reasons, coarse
-            step, steps = self._halve_step(step), max(min(steps, self._left // 2), 1)
+            rough = self._kernel_at(2 * step)
+            runner.retune(rough)
+            for piece in in_pieces("burn-in", burn_in):
+                runner.skip(piece)
+            runner.retune(dataclasses.replace(rough, **rough.frozen))
+            count = min(self.lengths.coarse, self._steps_left)
+            coarse = Coarse(rough, np.empty((0, 0)), {}, {})
+            if count >= FEWEST_DRAWS:
+                seen = runner.advance(count, look=False)
+                if _has_escaped(seen, problem.num_parameters, rough):
+                    step = self._halve_step(step)
+                    burn_in = max(min(burn_in, self._steps_left // 2), 1)
+                    continue
+                energies = (rough.nbeta * (seen["loss"] - seen["centre"])).numpy()
+                arrays: dict[str, Array] = {}
+                arrays.update((k, seen[k].numpy()) for k in ("work", "heat") if k in seen)
+                coarse = Coarse(rough, energies, arrays, _mean_noise(runner))
+            kernel = self._kernel_at(step)
+            kernel = dataclasses.replace(kernel, **kernel.frozen)
+            runner.retune(kernel)
+            return kernel, reasons, coarse
 
     @property
-    def _left(self) -> int:
+    def _steps_left(self) -> int:
         """The steps that are left to a chain besides a round of draws."""
         used = self.lengths.round + self.runner.gradients_spent + 2 * NOISE_LOOKS
         return self.lengths.most - used
 
     @property
-    def _spare(self) -> int:
+    def _spare_steps(self) -> int:
         """The steps that cooling may take: half of what is not needed later."""
         needed = self.lengths.burn_in + self.lengths.coarse + COOLINGS * NOISE_LOOKS
-        return (self._left - needed) // 2
+        return (self._steps_left - needed) // 2
 
     def _relaxation(self, step: float) -> float:
         """Steps in which a direction of the mean curvature relaxes."""
         rate = self._friction / 2
         return 1 / (step * rate) if self.kernel.inertial else 2 / (step * rate) ** 2
 
-    def _at(self, step: float) -> Kernel:
-        absorbed = self.kernel.absorbed_friction(step, self._trace, self.problem.num_parameters)
-        return self.kernel.with_time_step(step, self._friction, absorbed)
+    def _kernel_at(self, step: float) -> Kernel:
+        """The kernel with this time step, and the friction and the noise measured so far."""
+        noise = self._trace, self.problem.num_parameters
+        return self.kernel.with_time_step(step, self._friction, *noise)
 
     @property
-    def _tie(self) -> float:
+    def _mean_localization(self) -> float:
         """The mean localization in the coordinates in which the chain moves."""
         mean, scale = self.kernel.gamma(), self.kernel.scale
         if isinstance(scale, KroneckerScale):
             return mean * float(scale.values.square().mean())
         return mean if scale is None else min(mean, 1.0)
 
-    def _windows(self, steps: int) -> tuple[float, float]:
-        """Pilot windows; the step after them and the mean energy in the last."""
-        done, window, last = 0, max(steps // 16, 4), None
-        step = self._largest_step()
-        while done < steps:
-            report("pilot", done, steps)
-            self.runner.retune(self._at(step))
-            window = min(window, steps - done)
-            record = self._advance(window, 2 * (done + window) >= steps)
-            done += window
-            if _has_escaped(record, self.problem.num_parameters, self.kernel):
-                step, self._moments = self._halve_step(step), None
-                continue
-            last = record
-            self._look(self.runner.own[0][:POWER_CHAINS])
-            step = self._largest_step()
-            window *= 2
-        report("pilot", steps, steps)
-        return step, math.nan if last is None else self._settle(last)
-
-    def _largest_step(self) -> float:
-        return STABLE / math.sqrt(self._largest) / float(2**self._reductions)
-
     def _halve_step(self, step: float) -> float:
         """Return half the step and start again from w*."""
-        self._reductions += 1
+        self._halvings += 1
         got = f"chains that diverge even at a time step of {step:.2g}"
         cure = "the loss may not be bounded below around this point: raise localization, or train"
-        fine = self._reductions <= REDUCTIONS
+        fine = self._halvings <= MOST_HALVINGS
         require(fine, "step_size", "be found by the pilot", got, f"{cure} further")
         self.runner.restart()
         return step / 2
 
-    def _look(self, positions: Tensor) -> None:
-        """Measure the largest curvature of U at these positions; keep the largest seen."""
-        kernel, part, scaled = self.kernel, self._part, self.kernel.scale is not None
-        tie = kernel.gamma(torch.max)
+    def _measure_curvature(self, positions: Tensor) -> tuple[float, str]:
+        """Measure the largest curvature of U at these positions, by power iteration.
+
+        Returns the time step that is stable at the largest curvature so far, and the reason.
+        """
+        kernel, part, scaled = self.kernel, self._subsample, self.kernel.scale is not None
+        assert part is not None
+        gamma = kernel.gamma(torch.max)
         for theta in positions:
-            self._looks += 1
+            self._measured += 1
             size = 0.0
-            # a few power iterations, in absolute value and in the coordinates S⁻¹w
+            # a few iterations, in absolute value and in the coordinates S⁻¹w
             try:
                 operator = hessian(part.at(theta.to(part.vector)))
-                rng = generator(self._seed, "curvature", self._looks)
+                rng = generator(self.seed, "curvature", self._measured)
                 vector = torch.randn(operator.dim, generator=rng).to(theta)
                 for _ in range(POWERS):
                     norm = float(vector.norm())
                     if norm == 0 or not math.isfinite(norm):
                         break
-                    unit = kernel.scaled(vector / norm)
+                    unit = vector / norm
+                    if scaled:
+                        unit = kernel.scaled(unit)
                     vector = kernel.nbeta * (operator @ unit.to(operator.dtype)).to(unit)
                     if scaled:
-                        vector = kernel.scaled_force(vector.add_(unit, alpha=tie))
+                        vector = kernel.scaled_force(vector.add_(unit, alpha=gamma))
                     size = float(vector.norm())
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # a loss that can be differentiated only once
                 continue
-            seen = size if scaled else size + tie
-            if math.isfinite(seen):
-                self._largest = max(self._largest, seen)
+            curvature = size if scaled else size + gamma
+            if math.isfinite(curvature):
+                self._largest = max(self._largest, curvature)
         ranks, what = self.problem.ranks, "the curvature along the chains"
         self._largest = -ranks.least(-self._largest, what, self.problem.device)
-        require(self._largest > 0, "localization", "be above 0 where the loss is flat", repr(tie))
+        positive = self._largest > 0
+        require(positive, "localization", "be above 0 where the loss is flat", repr(gamma))
+        why = f"{STABLE:g}/√({self._largest:.3g}), the largest curvature met"
+        return STABLE / math.sqrt(self._largest) / float(2**self._halvings), why
 
-    def _against_noise(self, step: float, energy: float, batch_given: bool) -> tuple[float, str]:
-        """The step at which the noise of batches adds 6 % of the energy, if that is smaller; and
-        the batch size.
+    def _against_noise(
+        self, largest: float, why: str, energy: float, batch_given: bool
+    ) -> tuple[float, str]:
+        """The step at which the noise of batches adds 6 % of the energy, ``largest`` at most, and
+        the reason; also sets the batch size.
 
         The pilot windows may be much hotter than the draws will be. The chains therefore run on at
         the reduced step, and energy, noise and friction are measured again until the step agrees
         with them.
         """
-        stable = f"{STABLE:g}/√({self._largest:.3g}), the largest curvature met"
-        if self._whole or not math.isfinite(energy):
-            return step, stable
+        runner, parameters = self.runner, self.problem.num_parameters
         order = 1 if self.kernel.inertial else 2
-        largest = step
+        source, step = runner.setup.source, largest
+        choose_batch = not batch_given and source is not None and source.by_sample
         for cooled in range(COOLINGS + 1):
-            excess = self._excess(step, energy)
-            if not batch_given and self._by_sample and excess * (largest / step) ** order > 1:
-                size, now = self._cheapest(excess * (largest / step) ** order, order)
+            # the bias from the noise of batches over the bias allowed, at this step
+            self._trace = _mean_noise(runner)["trace"]
+            kernel = self._kernel_at(step)
+            added = kernel.noise_bias(self._trace, 1.0, 2.0, energy, parameters)
+            excess = added / (NOISE_BIAS * max(abs(energy), 0.5))
+            absorbed = kernel.absorbed_friction(step, self._trace, parameters)
+            if absorbed:
+                excess = max(excess, math.sqrt(absorbed / ABSORBED))
+            at_largest = excess * (largest / step) ** order
+            if choose_batch and at_largest > 1:
+                size, now = self._cheapest(at_largest, order)
                 excess, self._trace = excess * now / size, self._trace * now / size
                 self._resize(size)
-                if self._whole:
-                    return largest, stable
-            right = excess <= NEAR[1] and (excess >= NEAR[0] or step == largest)
+                if size == self.problem.num_samples:
+                    return largest, why
+            low, high = SETTLED_RATIO
+            settled = excess <= high and (excess >= low or step == largest)
             step = min(step / excess ** (1 / order), largest) if excess > 0 else largest
-            if (right and cooled) or cooled == COOLINGS or step == largest:
+            if (settled and cooled) or cooled == COOLINGS or step == largest:
                 break
             pilot = self.lengths.pilot
             length = int(min(max(pilot / 4, 3 * self._relaxation(step)), pilot))
-            energy = self._cool(step, min(length, self._spare))
+            energy = self._cool(step, min(length, self._spare_steps))
             if not math.isfinite(energy):
                 break
         if step == largest:
-            return step, stable
+            return step, why
         return step, f"the noise of batches adds about {NOISE_BIAS:.0%} of the value"
-
-    def _excess(self, step: float, energy: float) -> float:
-        """Ratio of the bias from mini-batch noise to the bias allowed, at this step."""
-        parameters = self.problem.num_parameters
-        self._trace = _mean_noise(self.runner)["trace"]
-        added = self._at(step).noise_bias(self._trace, 1.0, 2.0, energy, parameters)
-        excess = added / (NOISE_BIAS * max(abs(energy), 0.5))
-        absorbed = self.kernel.absorbed_friction(step, self._trace, parameters)
-        if absorbed:
-            excess = max(excess, math.sqrt(absorbed / ABSORBED))
-        return excess
 
     def _cool(self, step: float, steps: int) -> float:
         """Run at this step, update the friction; the mean energy, NaN if steps are too few."""
         if steps < 2 * FEWEST_DRAWS:
             return math.nan
         report("tuning", 0, steps)
-        self.runner.retune(self._at(step))
-        record = self._advance(steps, self.kernel.scale is None)
+        self.runner.retune(self._kernel_at(step))
+        record = self._advance(steps, forces=True)
         report("tuning", steps, steps)
         if _has_escaped(record, self.problem.num_parameters, self.kernel):
             self.runner.restart()
@@ -441,15 +456,21 @@ class StepPilot:
         return self._settle(record)
 
     def _advance(self, steps: int, forces: bool) -> Record:
-        """Advance the chains; measure the forces on them a few times on the way, for a mass."""
-        if not (forces and self._may_have_mass and steps >= 4 * MASS_LOOKS):
-            return self.runner.advance(steps, look=False)
-        vector, records = self.runner.ground.centre, []  # no less than float32
-        self._moments = CurvatureMoments(self.problem.space.shapes, vector)
+        """Advance the chains; measure the ``forces`` on them a few times on the way where a mass
+        may be tried: for large tensors, tied to w*, that fit into memory.
+        """
+        runner, problem, kernel = self.runner, self.problem, self.kernel
+        plain = isinstance(kernel, Kinetic) and kernel.scale is None and problem.memory is None
+        large = max((math.prod(shape) for shape in problem.space.shapes), default=0) > MASS_SIZE
+        fits = problem.num_parameters <= LARGE and steps >= 4 * MASS_LOOKS
+        if not (forces and plain and large and fits and self._mean_localization > 0):
+            return runner.advance(steps, look=False)
+        vector, records = runner.setup.centre, []  # no less than float32
+        self._moments = CurvatureMoments(problem.space.shapes, vector)
         for look in range(MASS_LOOKS):
             until = steps * (look + 1) // MASS_LOOKS
-            records.append(self.runner.advance(until - steps * look // MASS_LOOKS, look=False))
-            seen = {name: values.to(vector) for name, values in self.runner.forces().items()}
+            records.append(runner.advance(until - steps * look // MASS_LOOKS, look=False))
+            seen = {name: values.to(vector) for name, values in runner.forces().items()}
             self._moments.add(seen["first"], seen["second"] + seen["tie"])
         return {name: torch.cat([record[name] for record in records], dim=1) for name in records[0]}
 
@@ -469,54 +490,46 @@ class StepPilot:
         if scale is None:
             squares = float(late["distance"].square().mean()) / heat
         elif isinstance(scale, KroneckerScale):
-            away = scale.solve(self.runner.own[0] - self.runner.ground.centre)
+            away = scale.solve(self.runner.positions - self.runner.setup.centre)
             rows = self.runner.gather(away.square().sum(-1, keepdim=True).double())
             squares = float(rows.mean()) / heat
         if squares > 0:
             fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
-            least, most = 2 * math.sqrt(self._tie), 2 * math.sqrt(self._largest)
-            self._friction = min(max(fitting, least), most)
+            least = 2 * math.sqrt(self._mean_localization)
+            self._friction = min(max(fitting, least), 2 * math.sqrt(self._largest))
         return energy / heat
 
-    @property
-    def _may_have_mass(self) -> bool:
-        """Whether a mass is tried: for large tensors, tied to w*, that fit into memory."""
-        problem, free = self.problem, isinstance(self.kernel, Kinetic) and self.kernel.scale is None
-        large = max((math.prod(shape) for shape in problem.space.shapes), default=0) > MASS_SIZE
-        fits = problem.num_parameters <= LARGE and problem.memory is None
-        return free and self._tie > 0 and large and fits
-
-    def _with_mass(self, step: float, why: str) -> tuple[float, str, str]:
+    def _with_mass(self, step: float, reasons: dict[str, str]) -> float:
         """Try a Kronecker mass and keep it where chains relax in fewer steps, counting what a step
-        costs more.
-
-        Returns the step, why it is what it is, and what there is to say about the mass; "" where
-        none was tried.
+        costs more; returns the step, and adds to the reasons.
         """
-        before, steps = self._relaxation(step), min(self.lengths.pilot // 2, self._spare // 2)
-        moments = self._moments
-        if moments is None or not moments.finite or steps < 2 * FEWEST_DRAWS:
-            return step, why, ""
-        if before < SLOW or not self._may_have_mass:
-            return step, why, ""
+        moments, runner, problem = self._moments, self.runner, self.problem
+        before, steps = self._relaxation(step), min(self.lengths.pilot // 2, self._spare_steps // 2)
+        enough = steps >= 2 * FEWEST_DRAWS and before >= SLOW_RELAXATION
+        if moments is None or not moments.finite or not enough:
+            return step
         scale = moments.scale(self.kernel.gamma())
-        kept = self.kernel, self._largest, self._friction, self._reductions
+        kept = self.kernel, self._largest, self._friction, self._halvings
         self.kernel, self._largest = dataclasses.replace(self.kernel, scale=scale), 0.0
-        self._look(self.runner.own[0][:POWER_CHAINS])
-        self._friction = 2 * (self._tie * self._largest) ** 0.25
-        energy = self._cool(self._largest_step(), steps)
+        stable, _ = self._measure_curvature(runner.positions[:POWER_CHAINS])
+        self._friction = 2 * (self._mean_localization * self._largest) ** 0.25
+        energy = self._cool(stable, steps)
         if math.isfinite(energy):
-            self._look(self.runner.own[0][:POWER_CHAINS])
-            new, reason = self._against_noise(self._largest_step(), energy, batch_given=True)
-            passes = 3 * self.runner.batch_size * self.problem.num_parameters
+            new, why = self._measure_curvature(runner.positions[:POWER_CHAINS])
+            if runner.batch_size < problem.num_samples:
+                new, why = self._against_noise(new, why, energy, batch_given=True)
+            passes = 3 * runner.batch_size * problem.num_parameters
             cost = 1 + 2 * scale.products / passes
-            ranks, gain = self.problem.ranks, before / (self._relaxation(new) * cost)
-            gain = ranks.least(gain, "what a mass gains", self.problem.device)
+            gain = before / (self._relaxation(new) * cost)
+            gain = problem.ranks.least(gain, "what a mass gains", problem.device)
             if gain >= MASS_GAIN:
-                mass = f"Kronecker products, with which chains relax {gain:.1f} times as fast"
-                return new, reason, mass
-        self.kernel, self._largest, self._friction, self._reductions = kept
-        return step, why, "none: Kronecker products do not help"
+                reasons["step_size"] = why
+                text = f"Kronecker products, with which chains relax {gain:.1f} times as fast"
+                reasons["mass"] = text
+                return new
+        self.kernel, self._largest, self._friction, self._halvings = kept
+        reasons["mass"] = "none: Kronecker products do not help"
+        return step
 
     def _cheapest(self, excess: float, order: int) -> tuple[int, int]:
         """The batch size whose steps cover a unit of time at the least cost, by two timed sizes;
@@ -560,27 +573,7 @@ class StepPilot:
                 piece = size
             elif self.problem.device.type == "cuda":
                 piece = 16 * DEFAULT_BATCH
-            self.runner.resize(size, self.runner.ground.plan.accumulate * -(-size // piece))
-
-    @property
-    def _whole(self) -> bool:
-        source, problem = self.runner.ground.source, self.problem
-        all_samples = source is None or self.runner.batch_size == problem.num_samples
-        return all_samples or not problem.has_data
-
-    def _draw_coarse(self, kernel: Kernel) -> Coarse | None:
-        """Draws of a kernel of twice the time step, possibly none; None if a chain diverges."""
-        count = min(self.lengths.coarse, self._left)
-        if count < FEWEST_DRAWS:
-            return Coarse(kernel, np.empty((0, 0)), {}, {})
-        record = self.runner.advance(count, look=False)
-        if _has_escaped(record, self.problem.num_parameters, kernel):
-            return None
-        energies = (kernel.nbeta * (record["loss"] - record["centre"])).numpy()
-        seen: dict[str, Array] = {
-            name: record[name].numpy() for name in ("work", "heat") if name in record
-        }
-        return Coarse(kernel, energies, seen, _mean_noise(self.runner))
+            self.runner.resize(size, self.runner.setup.plan.accumulate * -(-size // piece))
 
 
 def explained_bias(
@@ -600,15 +593,15 @@ def explained_bias(
     """
     raw = float(energies.mean())
     if kernel.bias_formula == "none":
-        return math.nan, UNTRUSTED * abs(raw)
+        return math.nan, BIAS_PRIOR_WITHOUT_FORMULA * abs(raw)
     if kernel.bias_formula == "steps":
         gamma: Any = kernel.localization
         value = step_shares(kernel.step_size, gamma, record["work"], record["heat"], raw).bias
-        return value, 0.25 * abs(value) + TRUSTED * abs(raw)
+        return value, 0.25 * abs(value) + BIAS_PRIOR * abs(raw)
     degree = loss_degree(record["work"], raw)
     least, most = (kernel.noise_bias(trace, part, degree, raw, parameters) for part in (share, 1.0))
     value = (least + most) / 2
-    return value, 0.25 * abs(value) + (most - least) / 2 + TRUSTED * abs(raw)
+    return value, 0.25 * abs(value) + (most - least) / 2 + BIAS_PRIOR * abs(raw)
 
 
 def bias_of_steps(
@@ -700,16 +693,18 @@ def _has_escaped(record: Record, parameters: int, kernel: Kernel) -> bool:
 
 
 def draw_by_steps(
-    problem: Problem, kernel: Kernel, wanted: SamplingRequest, plan: ChainPlan, whole: bool
+    problem: Problem, kernel: Kernel, request: SamplingRequest, plan: ChainPlan, whole: bool
 ) -> SamplingRun:
     """Draw chains of a kernel that never rejects, tuned, burnt in, to the tolerance asked for."""
-    limit, tuned, coarse = wanted.limit, wanted.tuned, None
-    require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws, tuned)
-    lengths = Lengths.of(limit, wanted.burn_in, wanted.draws, tuned)
-    runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
+    limit, tuned, coarse = request.limit, request.tuned, None
+    given, parameters = (request.burn_in, request.draws), problem.num_parameters
+    if limit is not None:
+        require_enough(limit, request.chains, *given, tuned)
+    lengths = Lengths.of(limit, *given, tuned)
+    runner, mode = make_runner(problem, kernel, request.chains, plan, request.mode)
     try:
         if tuned:
-            pilot = StepPilot(runner, problem, kernel, lengths, plan.seed, wanted)
+            pilot = StepPilot(runner, problem, kernel, lengths, plan.seed, request)
             kernel, reasons, coarse = pilot.tune(plan.batch_size is not None and not whole)
             lengths = pilot.lengths
         else:
@@ -718,68 +713,58 @@ def draw_by_steps(
                 kernel, note = reduce_step_size(runner, problem, kernel, lengths.trials)
                 reasons = {"step_size": note} if note else {}
             runner.retune(kernel)
-            burn(runner, lengths.burn_in)
-        collector = Collector(runner, problem, kernel, plan, mode, wanted.watch)
-        return _draw_in_rounds(collector, wanted, reasons, lengths, coarse)
+            for piece in in_pieces("burn-in", lengths.burn_in):
+                runner.skip(piece)
+        # Draw in rounds until the tolerance is met or the steps are taken; at least one round.
+        collector = Collector(runner, problem, kernel, plan, mode, request.watch)
+        noise: list[dict[str, float]] = []
+        least = -math.inf
+        while (left := lengths.most - runner.gradients_spent - NOISE_LOOKS) >= least:
+            least = max(lengths.round // 2, FEWEST_DRAWS)
+            going = collector.draw(max(min(lengths.round, left), FEWEST_DRAWS))
+            if kernel.step_size > 0:
+                noise.append(_mean_noise(runner))
+            chains = collector.chains(reasons)
+            if noise:
+                means = {name: float(np.mean([look[name] for look in noise])) for name in noise[0]}
+                means["dof"] = len(noise) * request.chains * (NOISE_LOOKS - 1.0)
+                if isinstance(kernel, Kinetic):
+                    means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
+                chains = dataclasses.replace(chains, noise=means)
+                fine = ~chains.diagnostics.diverged
+                if coarse is not None and fine.any() and chains.work is not None:
+                    record = {"work": chains.work[fine]}
+                    if chains.heat is not None:
+                        record["heat"] = chains.heat[fine]
+                    energies = chains.energies[fine]
+                    bias = bias_of_steps(kernel, energies, record, means, coarse, parameters)
+                    chains = dataclasses.replace(chains, step_bias=bias)
+            reading = read(chains, parameters, request.baseline == "full")
+            if request.draws is not None or not going or chains.diagnostics.diverged.any():
+                break
+            if reading.drifting and runner.gradients_spent < lengths.most // 2:
+                collector, noise = dataclasses.replace(collector), []  # what was drawn is burn-in
+            elif request.reached(reading) and _is_trusted(chains, reading, request, lengths):
+                break
     finally:
         runner.close()
-
-
-def _draw_in_rounds(
-    collector: Collector,
-    wanted: SamplingRequest,
-    reasons: dict[str, str],
-    lengths: Lengths,
-    coarse: Coarse | None,
-) -> SamplingRun:
-    """Draw in rounds until the tolerance is met or the steps are taken."""
-    runner, kernel = collector.runner, collector.kernel
-    parameters = collector.problem.num_parameters
-    looks: list[dict[str, float]] = []
-    least = -math.inf  # at least one round
-    while (left := lengths.most - runner.gradients_spent - NOISE_LOOKS) >= least:
-        least = max(lengths.round // 2, FEWEST_DRAWS)
-        going = collector.draw(max(min(lengths.round, left), FEWEST_DRAWS))
-        if kernel.step_size > 0:
-            looks.append(_mean_noise(runner))
-        chains = collector.chains(reasons)
-        if looks:
-            means = {name: float(np.mean([look[name] for look in looks])) for name in looks[0]}
-            means["dof"] = len(looks) * len(chains) * (NOISE_LOOKS - 1.0)
-            if isinstance(kernel, Kinetic):
-                means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
-            chains = dataclasses.replace(chains, noise=means)
-            fine = ~chains.diagnostics.diverged
-            if coarse is not None and fine.any() and chains.work is not None:
-                energies, record = chains.energies[fine], {"work": chains.work[fine]}
-                if chains.heat is not None:
-                    record["heat"] = chains.heat[fine]
-                bias = bias_of_steps(kernel, energies, record, means, coarse, parameters)
-                chains = dataclasses.replace(chains, step_bias=bias)
-        reading = read(chains, parameters, wanted.baseline == "full")
-        if wanted.draws is not None or not going or chains.diagnostics.diverged.any():
-            break
-        if reading.drifting and runner.gradients_spent < lengths.most // 2:
-            collector.forget()
-            looks.clear()
-            continue
-        if _is_trusted(chains, reading, wanted, lengths) and not wanted.missed(reading):
-            break
-    if wanted.draws is None:
-        reasons["draws"] = f"{wanted.goal}, up to {lengths.most} steps a chain"
+    spent = False
+    if request.draws is None:
+        reasons["draws"] = f"{request.goal}, up to {lengths.most} steps a chain"
+        trusted = _is_trusted(chains, reading, request, lengths)
+        spent = not (trusted and request.reached(reading))
     chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
-    full = read(chains, parameters, True) if wanted.baseline == "both" else None
-    short = wanted.draws is None and not _is_trusted(chains, reading, wanted, lengths)
-    return SamplingRun(chains, reading, short or wanted.missed(reading), full)
+    full = read(chains, parameters, True) if request.baseline == "both" else None
+    return SamplingRun(chains, reading, spent, full)
 
 
 def _is_trusted(
-    chains: Chains, reading: ChainReading, wanted: SamplingRequest, lengths: Lengths
+    chains: Chains, reading: ChainReading, request: SamplingRequest, lengths: Lengths
 ) -> bool:
     """Whether the draws are many and mixed enough for their standard error to be believed."""
     if np.ptp(chains.energies) == 0:  # a constant loss: nothing fluctuates that could be underrated
         return True
     if chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled:
         return False
-    effective = chains.diagnostics.ess_mean >= wanted.effort * EFFECTIVE * len(chains)
+    effective = chains.diagnostics.ess_mean >= request.effort * EFFECTIVE * len(chains)
     return effective and len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
