@@ -96,20 +96,18 @@ class LinearOperator(ABC):
     def _multiply(self, other: Any) -> Tensor:
         block = self._operand(other, "right")
         with default_context():
-            columns = self._own(block.reshape(self.dim, -1))
+            # inference tensors have no gradients, so they are copied
+            own = block.clone() if block.is_inference() else block
+            columns = own.reshape(self.dim, -1).to(self.dtype)
             if columns.shape[1] == 0:
                 return columns
             self.matvecs += columns.shape[1]
             return self._apply(columns).reshape(block.shape)
 
-    def _own(self, block: Tensor) -> Tensor:
-        """The block in the operator's dtype; inference tensors have no gradients, so copied."""
-        return (block.clone() if block.is_inference() else block).to(self.dtype)
-
     def _multiply_adjoint(self, block: Tensor) -> Tensor:
         """Aᵀ @ block, (P, k)."""
         with default_context():
-            columns = self._own(block)
+            columns = (block.clone() if block.is_inference() else block).to(self.dtype)
             if columns.shape[1] == 0:
                 return columns
             self.matvecs += columns.shape[1]
@@ -118,7 +116,9 @@ class LinearOperator(ABC):
     def _operand(self, given: Any, side: str) -> Tensor:
         """One side of @: real, on the operator's device, (P,) or (P, k) right and (k, P) left."""
         name = f"the {side}-hand side of @"
-        block = read_array(given, name)
+        # a plain tensor is the common case, and as it should be
+        plain = isinstance(given, Tensor) and not given.is_meta
+        block: Tensor = given if plain else read_array(given, name)
         shape = f"({self.dim}, k)" if side == "right" else f"(k, {self.dim})"
         length = block.shape[0 if side == "right" else -1] if block.ndim in (1, 2) else None
         require(length == self.dim, name, f"have shape ({self.dim},) or {shape}", block)
@@ -130,7 +130,7 @@ class LinearOperator(ABC):
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, LinearOperator):
             return Product(self, other)
-        if _is_structured(other):
+        if not isinstance(other, Tensor) and _is_structured(other):
             product = self._multiply(self._flatten_parts(other, "right").movedim(0, -1))
             return _like(other, self._named_space(), product.movedim(-1, 0))
         return self._multiply(other)

@@ -377,8 +377,9 @@ class Curvature(LinearOperator):
         require_choice(mode, "mode", ("auto", *modes))
         memory = memory_bytes(memory, least=0)
         self.problem = problem.fixed()
-        self.problem.agree(f"{type(self).__name__} with {mode=} and {memory=}")
-        self.problem.ranks = self.problem.ranks.apart(type(self).__name__)
+        if problem.ranks.size > 1:
+            self.problem.agree(f"{type(self).__name__} with {mode=} and {memory=}")
+            self.problem.ranks = problem.ranks.apart(type(self).__name__)
         self.modes = modes if mode == "auto" else {mode: modes[mode]}
         self.memory = memory
         self._products: Products | None = None

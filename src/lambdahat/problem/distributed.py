@@ -347,12 +347,12 @@ class Gathered:
         dtype: torch.dtype | None = None,
     ) -> None:
         self._tensors, self._place = tensors, (device, dtype)
-        self._spread = [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]
+        self.sharded = [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]
         self.refresh()
 
     def refresh(self) -> None:
         """Gather sharded tensors as they are now."""
-        self._kept = {name: whole(self._tensors[name]) for name in self._spread}
+        self._kept = {name: whole(self._tensors[name]) for name in self.sharded}
 
     def __call__(self) -> dict[str, Tensor]:
         """All tensors by name; sharded ones as of the last ``refresh``."""

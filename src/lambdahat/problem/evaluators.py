@@ -114,13 +114,6 @@ class Evaluator:
                 )
         return other
 
-    def apart(self) -> Evaluator:
-        """The same with copies of what training changes: buffers and trainable parameters."""
-        moving = {name for name, tensor in self.model.named_parameters() if tensor.requires_grad}
-        moving |= {name for name, _ in self.model.named_buffers()}
-        parts = self.constants.items()
-        return self.with_constants({k: v.clone() if k in moving else v for k, v in parts})
-
     def split(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """A batch as positional inputs, keyword inputs and target."""
         data = batch.data
@@ -147,7 +140,8 @@ class Evaluator:
         # a mean over no label would be NaN: any label does, for its weight is 0
         if kept is not None:
             kwargs = {**kwargs, KEY: torch.where(kept > 0, kwargs[KEY], 0)}
-        return self.read(self._run(parameters, args, kwargs))
+        output = self._run(parameters, args, kwargs)
+        return output if isinstance(output, Tensor) else self.read(output)
 
     def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the model gives for its arguments.
@@ -227,7 +221,13 @@ class Evaluator:
         return loss * (kept / batch.size if self.by_sequence else (kept > 0)).to(loss.dtype)
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
-        return self.loss_of(self.output(parameters, batch), batch)
+        if self.model_loss:
+            return self.loss_of(self.output(parameters, batch), batch)
+        args, kwargs, target = self.split(batch)
+        output = self._run(parameters, args, kwargs)
+        return self.loss.value(
+            output if isinstance(output, Tensor) else restored(self.read(output)), target
+        )
 
     def recomputes(self, point: Callable[[], tuple[Parameters, Batch]]) -> bool:
         """Whether the model checkpoints, with the same gradient where those parts rerun; tried

@@ -202,6 +202,8 @@ class OfClasses(Loss):
         if not isinstance(output, Tensor) or output.ndim < 2:
             expected = "be logits (batch, classes) for cross_entropy"
             raise ValueError(message("the model's output", expected, output))
+        if output.ndim == 2 and target.shape == output.shape[:1] and self.classes in (None, 1):
+            return output
         fitting = self._fitting(output, target)
         if self.classes is not None and self.classes not in fitting:
             raise ValueError(

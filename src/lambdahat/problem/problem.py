@@ -129,10 +129,11 @@ class Problem:
         self.device = device_of(named_tensors(model), device)
         self._cast = _float_dtype(dtype)
         held = {name: part for name, part in named_tensors(model).items() if name not in chosen}
-        self._held = Gathered(held, self.device, dtype)
+        constants = Gathered(held, self.device, dtype)
+        self._sharded = constants if constants.sharded else None  # to be gathered by all ranks
         own_loss = loss == "model"
         loss = make_loss("cross_entropy" if own_loss else loss)
-        evaluate = Evaluator(model, loss, norm, self._held, own_loss)
+        evaluate = Evaluator(model, loss, norm, constants, own_loss)
         self._parameters: dict[str, Tensor] = chosen
         self._theta: Tensor | None = None
         self.norm, self.count, self.memory = norm, count, memory_bytes(memory)
@@ -180,7 +181,7 @@ class Problem:
         self.ranks, self.source = Ranks.of(ranks), dict(params)
         self.device, self._cast = device_of(params, device), _float_dtype(dtype)
         self._parameters = {name: tensor.detach() for name, tensor in params.items()}
-        self._held, self._theta = Gathered({}), None
+        self._sharded, self._theta = None, None
         self.norm, self.count, self.memory = "eval", None, memory_bytes(memory)
         self._evaluate = (
             FunctionEvaluator(loss_fn, data is not None)
@@ -273,7 +274,8 @@ class Problem:
         """The current flat parameters (P,), a copy."""
         if self._theta is not None:
             return self._theta.clone()
-        self._held.refresh()
+        if self._sharded is not None:
+            self._sharded.refresh()
         place, parts = (self.device, self.dtype), self._parameters.items()
         return self.space.flatten({k: distributed.whole(v).detach().to(*place) for k, v in parts})
 
@@ -298,10 +300,16 @@ class Problem:
         """
         vector = self.vector if isinstance(theta, Mapping) else self._check_vector(theta)
         other = copy.copy(self)
-        other._held = Gathered({})
+        other._sharded = None
         held: dict[str, Tensor] = {}
-        if isinstance(self._evaluate, Evaluator):
-            other._evaluate, held = self._evaluate.apart(), self._evaluate.constants
+        run = self._evaluate
+        if isinstance(run, Evaluator):
+            # copies of what training changes: buffers and trainable parameters
+            moving = {name for name, part in run.model.named_parameters() if part.requires_grad}
+            moving |= {name for name, _ in run.model.named_buffers()}
+            held = run.constants
+            copies = {k: v.clone() if k in moving else v for k, v in held.items()}
+            other._evaluate = run.with_constants(copies)
         if isinstance(theta, Mapping):
             current = self.space.unflatten(vector)
             unknown = sorted(set(theta) - set(current) - set(held))
@@ -427,7 +435,7 @@ class Problem:
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
         """A vector (P,), or several (k, P), as named tensors in their parameters' dtypes."""
-        parts, own = self.space.unflatten(theta).items(), self._parameters
+        parts, own = zip(self.space.names, self.space.split(theta), strict=True), self._parameters
         return {name: view.to(self._cast or own[name].dtype) for name, view in parts}
 
     def batch_loss(self, parameters: Parameters, batch: Batch) -> Tensor:
@@ -608,15 +616,17 @@ class Problem:
         require(fits, "theta", f"be a tensor of shape {shape}", theta)
         got = "a tensor on the meta device, which has a shape alone"
         require(not theta.is_meta, "theta", "hold numbers", got)
-        self._require_finite(theta)
-        self._held.refresh()
+        if float((0 * theta).sum()) != 0.0:  # as isfinite would say, in fewer operations
+            self._require_finite(theta)
+        if self._sharded is not None:
+            self._sharded.refresh()
         return theta.detach().to(self.device, self.dtype)
 
     def _require_finite(self, theta: Tensor) -> None:
-        if float((0 * theta).sum()) == 0.0:  # as isfinite would say, in fewer operations
-            return
         parts = self.space.unflatten(theta).items()
         wrong = [repr(name) for name, part in parts if not bool(part.isfinite().all())]
+        if not wrong:
+            return
         raise ValueError(
             f"theta must be finite, got NaN or infinity in {', '.join(wrong[:3])}; load a"
             " checkpoint from before training diverged"

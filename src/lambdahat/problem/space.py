@@ -71,12 +71,13 @@ class Space:
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """A vector (P,), or several (k, P), as views shaped like the parameters."""
+        if vector.shape[-1:] != (self.size,):
+            raise ValueError(message("vector", f"have shape ({self.size},)", vector))
         lead, pieces = vector.shape[:-1], vector.split(self.sizes, dim=-1)
         return [part.view((*lead, *shape)) for part, shape in zip(pieces, self.shapes, strict=True)]
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """One vector (P,) to named views of it; several (k, P) to views (k, *shape)."""
-        require(vector.shape[-1:] == (self.size,), "vector", f"have shape ({self.size},)", vector)
         return dict(zip(self.names, self.split(vector), strict=True))
 
     def select(self, pattern: Pattern) -> tuple[str, ...]:

@@ -87,11 +87,12 @@ class HessianForm:
 
         With ``only``, those of the mean loss of one batch.
         """
-        if not self.closed_diagonal:
+        gauss_newton = self.gauss_newton
+        if not self.closed_diagonal or gauss_newton.factors is None:
             return None
-        extra = Residuals(self.problem, self.gauss_newton.leaves, diagonal)
-        found = self.gauss_newton.sums(diagonal, extra, only)
-        return None if self._differs(extra) else found
+        extra = Residuals(self.problem, gauss_newton.leaves, diagonal)
+        sums = gauss_newton.accumulate(gauss_newton.factors, diagonal, extra, only)
+        return None if self._differs(extra) else sums
 
     def sample(self, tol: float, seed: int) -> Estimate | None:
         """The trace by random signals, where all would be too many."""

@@ -469,6 +469,7 @@ class Bend:
         return self.residual[0].numel() if self.far else 0
 
 
+@dataclass(eq=False)
 class Residuals:
     """Σ_k Σ_i r_ki (∂z_ki/∂θ_j)² for each part of the data that it is called with, exactly.
 
@@ -476,9 +477,12 @@ class Residuals:
     ``columns``, the largest number of signals for far layers.
     """
 
-    def __init__(self, problem: Problem, leaves: Leaves, diagonal: bool = False) -> None:
-        self.problem, self.leaves, self.diagonal = problem, leaves, diagonal
-        self.curved, self.refused, self.columns = "", "", 0
+    problem: Problem
+    leaves: Leaves
+    diagonal: bool = False
+    curved: str = ""
+    refused: str = ""
+    columns: int = 0
 
     def __call__(self, part: Part) -> Squares:
         bends = self.bends(part, lambda: loss_slopes(self.problem, part.output, part.batch)[0])

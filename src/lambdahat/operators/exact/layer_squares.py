@@ -225,15 +225,6 @@ class _Shared:
     single: bool
     by_positions: bool
 
-    def numbers(self, count: int, diagonal: bool) -> int:
-        """How many numbers ``count`` factors of one sample take."""
-        copies = self.groups * self.length * (count * self.outputs + 2 * (self.inputs + 1))
-        if self.single:
-            return copies
-        if self.by_positions and not diagonal:
-            return copies + self.groups * (count + 1) * self.length**2
-        return copies + self.groups * count * self.outputs * (self.inputs + 1)
-
 
 def _squares(call: LayerCall, deltas: Deltas, signs: Tensor, diagonal: bool, room: int) -> Squares:
     """The squares of one layer from its input (B, …), K signals (B, …) and signs (K, B), in chunks.
@@ -250,7 +241,13 @@ def _squares(call: LayerCall, deltas: Deltas, signs: Tensor, diagonal: bool, roo
         by_positions = length * (outputs + inputs) <= outputs * inputs
         kinds = length == groups == 1, by_positions
         shared = _Shared(groups, outputs, inputs, length, *kinds)
-        numbers = shared.numbers(len(signs), diagonal)
+        # the numbers that all factors of one sample take
+        count = len(signs)
+        numbers = groups * length * (count * outputs + 2 * (inputs + 1))
+        if not shared.single and by_positions and not diagonal:
+            numbers += groups * (count + 1) * length**2
+        elif not shared.single:
+            numbers += groups * count * outputs * (inputs + 1)
     room = room if signs.is_cuda else min(room, FORMED_BYTES)
     rows = max(1, room // max(1, numbers * wide.itemsize))
     if rows >= size:
