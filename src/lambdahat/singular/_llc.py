@@ -303,15 +303,16 @@ def inverse_temperature(nbeta: Any, num_samples: int, batch_size: int) -> tuple[
     """
     choices = f"be a number or one of {', '.join(map(repr, NAMES))}"
     if isinstance(nbeta, str):
-        require(nbeta in NAMES, "nbeta", choices, describe(nbeta))
+        if nbeta not in NAMES:
+            raise ValueError(message("nbeta", choices, describe(nbeta)))
         size, letter = (num_samples, "n") if nbeta == "n/log n" else (batch_size, "B")
         expected, got = "be a number for so little data", f"{nbeta!r} with {letter} = {size}"
         cure = "for a loss without data give num_samples to from_function, or a number here"
         require(size > 2, "nbeta", expected, got, cure)
         name = nbeta if letter == "n" else "B/log B"
         return size / math.log(size), f"{name}, {letter} = {size}"
-    number = isinstance(nbeta, int | float) and not isinstance(nbeta, bool)
-    require(number, "nbeta", choices, describe(nbeta), error=TypeError)
+    if not isinstance(nbeta, int | float) or isinstance(nbeta, bool):
+        raise TypeError(message("nbeta", choices, describe(nbeta)))
     return require_positive(nbeta, "nbeta"), "given"
 
 

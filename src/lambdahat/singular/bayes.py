@@ -376,9 +376,9 @@ def _line(x: Array, y: Array, errors: Array, degrees: Array) -> tuple[Estimate, 
     design = np.stack([x, np.ones_like(x)], axis=1)
     covariance = np.linalg.inv(design.T @ (weights[:, None] * design))
     shares = covariance @ (design.T * weights)  # of each point in slope and intercept
-    found = shares @ y
+    fit = shares @ y
     freedom = len(y) - 2
-    misfit = float((weights * (y - design @ found) ** 2).sum() / freedom) if freedom else math.nan
+    misfit = float((weights * (y - design @ fit) ** 2).sum() / freedom) if freedom else math.nan
     scale = 1.0 if known else misfit
     if known and freedom and misfit > 1:
         scale = misfit
@@ -388,7 +388,7 @@ def _line(x: Array, y: Array, errors: Array, degrees: Array) -> tuple[Estimate, 
         for share in shares
     ]
     slope, intercept = (
-        Estimate(float(v), float(e), dof=d) for v, e, d in zip(found, spread, dofs, strict=True)
+        Estimate(float(v), float(e), dof=d) for v, e, d in zip(fit, spread, dofs, strict=True)
     )
     return slope, intercept, misfit
 
@@ -490,12 +490,12 @@ def _cut(rises: Array, count: int) -> tuple[float, Estimate, float]:
 
     high = math.log(count) - SPACING
     low = min(-30.0 - math.log(float(np.abs(finite).max()) or 1.0), high)
-    found = high if half(high) >= 0 else float(scipy.optimize.brentq(half, low, high, xtol=1e-3))
-    exponents = -math.exp(found) * rises
+    start = high if half(high) >= 0 else float(scipy.optimize.brentq(half, low, high, xtol=1e-3))
+    exponents = -math.exp(start) * rises
     weights = np.exp(exponents - exponents.max())
     error = float(weights.std(ddof=1) / weights.mean() / math.sqrt(len(weights)))
     value = math.log(len(rises)) - float(scipy.special.logsumexp(exponents))
-    return found, Estimate(value, error), _effective(-exponents)
+    return start, Estimate(value, error), _effective(-exponents)
 
 
 def _effective(energies: Array) -> float:

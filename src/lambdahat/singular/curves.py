@@ -90,8 +90,8 @@ class CoefficientCurve(_Coefficients, Result):
     def slopes(self) -> tuple[Estimate, ...]:
         """dλ̂/d ln γ or dλ̂/d ln nβ at each point, from the draws there (``sensitivity``)."""
         unknown = Estimate(math.nan, math.nan)
-        found = [result.sensitivity for result in self.results]
-        return tuple(unknown if one is None else getattr(one, self.axis) for one in found)
+        slopes = [result.sensitivity for result in self.results]
+        return tuple(unknown if one is None else getattr(one, self.axis) for one in slopes)
 
     @property
     def cost(self) -> int:
@@ -251,9 +251,9 @@ def _as_list(values: Any, name: str) -> list[Any]:
     plain = values.tolist() if isinstance(values, Tensor | np.ndarray) else values
     several = isinstance(plain, Iterable) and not isinstance(plain, str | Mapping)
     require(several, name, "be a list of numbers", describe(values), error=TypeError)
-    found = list(plain)
-    require(bool(found), name, "hold at least one number", "none")
-    return found
+    numbers = list(plain)
+    require(bool(numbers), name, "hold at least one number", "none")
+    return numbers
 
 
 def _require_distinct(values: Sequence[float], name: str, given: Sequence[Any]) -> None:
@@ -374,16 +374,16 @@ def sweep(
     """
     require_problem(problem)
     require_count(draws, "draws", least=4)
-    found = coefficient
-    if found is None:
-        found = llc(problem, seed=seed, kernel="sgld", mode=mode)
-    expected, known = "be what llc found, with its chains", isinstance(found, LearningCoefficient)
-    chosen = found.chains if known else None
+    result = coefficient
+    if result is None:
+        result = llc(problem, seed=seed, kernel="sgld", mode=mode)
+    expected, known = "be what llc found, with its chains", isinstance(result, LearningCoefficient)
+    chosen = result.chains if known else None
     if chosen is None:
-        raise TypeError(message("coefficient", expected, found, "leave it out"))
+        raise TypeError(message("coefficient", expected, result, "leave it out"))
     expected, cure = "come from SGLD, whose step size is swept", 'call llc(problem, kernel="sgld")'
     require(chosen.kernel == "SGLD", "coefficient", expected, chosen.kernel, cure)
-    steps = found.step_size * np.array(STEP_LADDER)
+    steps = result.step_size * np.array(STEP_LADDER)
     if step_sizes is not None:
         steps = np.array(sorted({require_positive(step, "step_sizes") for step in step_sizes}))
     require(len(steps) > 0, "step_sizes", "hold at least one number", "none")
@@ -394,7 +394,7 @@ def sweep(
     runs: list[Chains] = []
     for row, column in np.ndindex(shape):
         report("sweep", len(runs), math.prod(shape))
-        kernel = SGLD(float(steps[column]), levels[row][0], found.localization)
+        kernel = SGLD(float(steps[column]), levels[row][0], result.localization)
         own = derived_seed(seed, "sweep", row, column)
         runs.append(sample(problem, kernel, chains, draws, own, **options))
     report("sweep", len(runs), len(runs))
@@ -408,9 +408,9 @@ def sweep(
         np.array([float(each.stderr) for each in cells]).reshape(shape),
         np.array([run.diagnostics.acceptance for run in runs]).reshape(shape),
         tuple(tuple(statuses[i : i + shape[1]]) for i in range(0, len(statuses), shape[1])),
-        (found.step_size, found.nbeta),
-        Estimate(found.value, found.stderr, found.cost, found.status, found.dof),
-        found.localization,
+        (result.step_size, result.nbeta),
+        Estimate(result.value, result.stderr, result.cost, result.status, result.dof),
+        result.localization,
         chosen.batch_size,
         sum(run.cost for run in runs),
     )
@@ -418,11 +418,11 @@ def sweep(
 
 def cell(chains: Chains, num_parameters: int) -> Estimate:
     """λ̂ of chains; DIVERGED without a value also where energies left all bounds."""
-    found = mean_energy(chains)
-    gone = not abs(float(found)) < RUNAWAY * num_parameters
+    energy = mean_energy(chains)
+    gone = not abs(float(energy)) < RUNAWAY * num_parameters
     if gone or chains.status is Status.DIVERGED:
         return Estimate(math.nan, math.nan, chains.cost, Status.DIVERGED)
-    return found
+    return energy
 
 
 def _levels(

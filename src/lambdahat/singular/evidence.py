@@ -136,12 +136,12 @@ class Sampled:
         their reach. They then count by the middle of its range there, and half the range over √3
         adds to the error. So does what ``tail`` makes of the rules of less depth.
         """
-        found = self.spectrum
-        distance = np.abs(found.nodes) - scale
-        unsure = self._beside_zero() & (distance > 0) & (distance < found.residuals)
+        quadrature = self.spectrum
+        distance = np.abs(quadrature.nodes) - scale
+        unsure = self._beside_zero() & (distance > 0) & (distance < quadrature.residuals)
         low, high = (function(end) for end in self.reach)
-        plain = found.expectation(function, self.dim)
-        estimate = found.expectation(
+        plain = quadrature.expectation(function, self.dim)
+        estimate = quadrature.expectation(
             lambda nodes: np.where(unsure, (low + high) / 2, function(nodes)), self.dim
         )
         slack = self._mean(np.where(unsure, (high - low) / 2, 0.0)) / math.sqrt(3)
@@ -151,12 +151,12 @@ class Sampled:
 
     def outside(self, low: float, high: float) -> Estimate:
         """How many eigenvalues lie outside [low, high]; unsure nodes count half."""
-        found, (left, right) = self.spectrum, self.reach
+        quadrature, (left, right) = self.spectrum, self.reach
         unsure = ((left < low) & (low < right)) | ((left < high) & (high < right))
-        reading = np.where(unsure, 0.5, (found.nodes < low) | (found.nodes > high))
-        estimate = found.expectation(lambda _: reading, self.dim)
+        reading = np.where(unsure, 0.5, (quadrature.nodes < low) | (quadrature.nodes > high))
+        estimate = quadrature.expectation(lambda _: reading, self.dim)
         # all of them or none, without the rounding of a mean
-        if np.ptp(reading[found.weights > 0]) == 0:
+        if np.ptp(reading[quadrature.weights > 0]) == 0:
             count = self.dim * float(reading[0, 0])
             estimate = dataclasses.replace(estimate, value=count, stderr=0.0)
         return self._with_error(estimate, self._mean(np.where(unsure, 0.5, 0.0)) / math.sqrt(3))
@@ -296,14 +296,14 @@ def effective_dimensions(
     require(z is not None, "z", expected, "None", cure)
     curvature = require_positive(z, "z")
     asked = None if threshold is None else require_positive(threshold, "threshold")
-    found = eigenvalues(source, depth, probes, seed)
-    limit = found.zero if asked is None else asked
-    rank, negative = found.outside(-limit, limit), found.outside(-limit, math.inf)
-    n_eff, logdet = _n_eff(found, curvature), shifted_logdet(found, curvature)
+    eigs = eigenvalues(source, depth, probes, seed)
+    limit = eigs.zero if asked is None else asked
+    rank, negative = eigs.outside(-limit, limit), eigs.outside(-limit, math.inf)
+    n_eff, logdet = _n_eff(eigs, curvature), shifted_logdet(eigs, curvature)
     statuses = (part.status for part in (n_eff, logdet, rank, negative))
     status = next((status for status in statuses if not status.ok), Status.CONVERGED)
-    parts = Estimate(float(found.dim)), rank, n_eff, logdet, negative
-    return EffectiveDimensions(*parts, curvature, limit, found.cost, status)
+    parts = Estimate(float(eigs.dim)), rank, n_eff, logdet, negative
+    return EffectiveDimensions(*parts, curvature, limit, eigs.cost, status)
 
 
 def effective_dimension(
@@ -325,18 +325,18 @@ def effective_dimension(
     return _n_eff(eigenvalues(source, depth, probes, seed), require_positive(z, "z"))
 
 
-def shifted_logdet(found: Whole | Sampled, z: float, least: float = 0.0) -> Estimate:
+def shifted_logdet(eigs: Whole | Sampled, z: float, least: float = 0.0) -> Estimate:
     """log det(I + A/z) = Σ log(1 + λ/z), with an eigenvalue below ``least`` > −z taken as that."""
-    return _total(found, lambda values: np.log1p(np.maximum(values, least) / z), z)
+    return _total(eigs, lambda values: np.log1p(np.maximum(values, least) / z), z)
 
 
-def _n_eff(found: Whole | Sampled, z: float) -> Estimate:
-    return _total(found, lambda values: np.maximum(values, 0.0) / (np.maximum(values, 0.0) + z), z)
+def _n_eff(eigs: Whole | Sampled, z: float) -> Estimate:
+    return _total(eigs, lambda values: np.maximum(values, 0.0) / (np.maximum(values, 0.0) + z), z)
 
 
-def _total(found: Whole | Sampled, function: Callable[[Array], Array], z: float) -> Estimate:
+def _total(eigs: Whole | Sampled, function: Callable[[Array], Array], z: float) -> Estimate:
     """Σ f(λ); PRECISION_LIMIT where rounding alone could make an eigenvalue of 0 count."""
-    total, rounding = found.total(function, z), found.resolution >= z
+    total, rounding = eigs.total(function, z), eigs.resolution >= z
     return dataclasses.replace(total, status=Status.PRECISION_LIMIT) if rounding else total
 
 
@@ -450,14 +450,14 @@ def _curvature(
         values, residuals = pairs.values.numpy(), pairs.residuals.numpy()
         gain = _truncated_logdet(values, residuals, z, pairs.cost, pairs.status)
         return gain, float(values[-1]), None
-    found = eigenvalues(operator, depth, probes, seed)
-    whole = found if isinstance(found, Whole) else None
+    eigs = eigenvalues(operator, depth, probes, seed)
+    whole = eigs if isinstance(eigs, Whole) else None
     if whole is not None and top is not None:
         kept = whole.values[::-1][:top]
         gain = _truncated_logdet(kept, np.zeros_like(kept), z, whole.cost, Status.CONVERGED)
         return gain, float(kept[-1]), whole
-    gain = shifted_logdet(found, z, _floor(found.least, z))
-    if found.least <= -max(z, found.resolution):
+    gain = shifted_logdet(eigs, z, _floor(eigs.least, z))
+    if eigs.least <= -max(z, eigs.resolution):
         gain = dataclasses.replace(gain, status=Status.INDEFINITE)
     return gain, None, whole
 

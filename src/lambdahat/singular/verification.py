@@ -183,22 +183,22 @@ def verify(
                 row.save(path)
         rows.append(row)
     report("verify", len(chosen), len(chosen))
-    found = Verification(tuple(rows), seed, quick)
+    verification = Verification(tuple(rows), seed, quick)
     if folder is not None:
-        found.save(Path(folder) / "verification.json")
-    return found
+        verification.save(Path(folder) / "verification.json")
+    return verification
 
 
 def compare(case: KnownCase, seed: int = 0) -> CheckedCase:
     """Run one case."""
     start, problem = time.perf_counter(), case.make()
-    found = llc(problem, seed=derived_seed(seed, case.name))
+    result = llc(problem, seed=derived_seed(seed, case.name))
     seconds = time.perf_counter() - start
-    assert not isinstance(found.localization, Tensor)  # llc finds one number for all parameters
-    truth = case.truth(found.nbeta, found.localization)
-    estimate = Estimate(found.value, found.stderr, found.cost, found.status, found.dof)
+    assert not isinstance(result.localization, Tensor)  # llc finds one number for all parameters
+    truth = case.truth(result.nbeta, result.localization)
+    estimate = Estimate(result.value, result.stderr, result.cost, result.status, result.dof)
     asymptotic = math.nan if case.asymptotic is None else case.asymptotic
-    settings = found.nbeta, found.localization, seconds, seed
+    settings = result.nbeta, result.localization, seconds, seed
     return CheckedCase(case.name, estimate, truth, asymptotic, *settings, _mark(problem))
 
 

@@ -83,8 +83,8 @@ class Minibatches:
             index = rng.integers(choices, rows, self.size)
         else:
             places = rng.uniform(rows, torch.float64).cpu() * self._cumulative[-1]
-            found = torch.searchsorted(self._cumulative, places, right=True)
-            index = found.clamp_(max=choices - 1).unsqueeze(1)
+            index = torch.searchsorted(self._cumulative, places, right=True)
+            index = index.clamp_(max=choices - 1).unsqueeze(1)
         index = index.expand(chains, -1)
         return index, self.centre_losses[index.to(self.centre_losses.device)].mean(dim=-1)
 

@@ -393,8 +393,9 @@ def require_localization(localization: Any) -> None:
     values = list(localization.values()) if named else [localization]
     real = all(isinstance(value, numbers.Real) and not isinstance(value, bool) for value in values)
     names = not named or all(isinstance(name, str) for name in localization)
-    fine, got = real and names and bool(values), describe(localization)
-    expected = "be a number, a tensor (P,), or a dict of parameter names or globs to numbers"
-    require(fine, "localization", expected, got, error=TypeError)
-    fine = all(0 <= value < math.inf for value in values)
-    require(fine, "localization", "be finite and at least 0", got)
+    if not (real and names and values):
+        expected = "be a number, a tensor (P,), or a dict of parameter names or globs to numbers"
+        raise TypeError(message("localization", expected, describe(localization)))
+    if not all(0 <= value < math.inf for value in values):
+        expected = "be finite and at least 0"
+        raise ValueError(message("localization", expected, describe(localization)))

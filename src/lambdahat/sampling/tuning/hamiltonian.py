@@ -23,22 +23,22 @@ from lambdahat.sampling.kernels.hmc import FEWEST
 
 # gradients at which the search for the step begins anew, the last its end
 WARM_UP = (500, 1200, 2000)
-HEATED = 1200  # gradients of the warm-up above the temperature asked for
-HEAT = 1e-3  # nβ at the start of the warm-up, as a part of the nβ asked for
-TARGET = 0.96  # acceptance, the mean over trajectories
+COOLING = 1200  # gradients of the warm-up in which the chains cool to the temperature asked for
+INITIAL_NBETA = 1e-3  # nβ at the start of the warm-up, as a part of the nβ asked for
+TARGET_ACCEPTANCE = 0.96  # the mean over trajectories
 LONGEST = 100  # leapfrog steps
-TURN = 1.5  # and no trajectory longer than this, in standard deviations of the localization
-DENSE = 500  # parameters up to which the Hessian is tried as mass
+LONGEST_IN_WIDTHS = 1.5  # trajectory, in standard deviations of the localization
+LARGEST_MASS = 500  # parameters up to which the Hessian is tried as mass
 # gradients of a look at the chains after it, and the acceptance below which one counts as stuck
 RESCUE = 300, 0.7
 GATE = 500, 0.1  # gradients of a trial of that mass, and how far the virial may be from P
 # gradients of a chain after which HMC looks at its error
 CHECKS = (500, 1000, 2000, 4000, 8000, 16000, 32000)
 TRAJECTORIES = 200  # thrown away where HMC's step size is given
-LEAST = 400  # gradients of a chain of HMC that a limit must leave
+LEAST_GRADIENTS = 400  # gradients of a chain of HMC that a limit must leave
 FEWEST_TRAJECTORIES = 8  # to be drawn
 UNLIMITED = 1 << 62
-TIE = "Σγ(w − w*)²"  # observed where γ differs between parameters
+WEIGHTED_DISTANCE = "Σγ(w − w*)²"  # observed where γ differs between parameters
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class WarmUpEffort:
     def within(cls, gradients: int, parameters: int) -> WarmUpEffort:
         """Half of so many gradients of a chain, besides the last trajectory of each part."""
         once = WARM_UP[-1] + 2 * RESCUE[0]
-        full = 2 * once + GATE[0] if parameters <= DENSE else once
+        full = 2 * once + GATE[0] if parameters <= LARGEST_MASS else once
         return cls(min(1.0, gradients / (2 * full)), max(min(LONGEST, gradients // 40), FEWEST))
 
     def gradients(self, full: int) -> int:
@@ -73,13 +73,13 @@ def tune(
     curvatures are far apart, nβ|H| + γ at w* is tried as mass first; it is kept if (w − w*)·∇U
     averages P to 10 % after its warm-up, as it does under the posterior.
     """
-    spent, heated = effort.gradients(WARM_UP[-1]), effort.gradients(HEATED)
+    spent, heated = effort.gradients(WARM_UP[-1]), effort.gradients(COOLING)
     reasons = {
         "kernel": "HMC: the whole data is cheap, and accepting and rejecting leaves no bias of the"
         " step",
-        "step_size": f"dual averaging to an acceptance of {TARGET}",
-        "burn_in": f"{spent} gradients a chain, cooled from {HEAT:g} of nβ during the first"
-        f" {heated}",
+        "step_size": f"dual averaging to an acceptance of {TARGET_ACCEPTANCE}",
+        "burn_in": f"{spent} gradients a chain, cooled from {INITIAL_NBETA:g} of nβ during the"
+        f" first {heated}",
     }
     scale = _hessian_scale(problem, kernel)
     if scale is not None:
@@ -101,7 +101,7 @@ def _width(kernel: HMC) -> float:
 def _hessian_scale(problem: Problem, kernel: HMC) -> Tensor | None:
     """S = (nβ|H| + γ)^−½ where most directions are curved, unequally; else None."""
     gamma = kernel.gamma()
-    if problem.num_parameters > DENSE or kernel.nbeta == 0:
+    if problem.num_parameters > LARGEST_MASS or kernel.nbeta == 0:
         return None
     values, vectors = torch.linalg.eigh(hessian(problem).dense().double())
     stiffness = kernel.nbeta * values.abs() + gamma
@@ -126,7 +126,7 @@ def _warm_up(runner: AnyRunner, kernel: HMC, length: float, effort: WarmUpEffort
         adapt = _DualAveraging(length * (1.0 if stage == 0 else 0.5))
         while (spent := runner.gradients_spent - before) < share * end:
             report("warm-up", spent, total)
-            heat = HEAT ** max(0.0, 1.0 - math.ceil(spent / share / 100) * 100 / HEATED)
+            heat = INITIAL_NBETA ** max(0.0, 1.0 - math.ceil(spent / share / 100) * 100 / COOLING)
             runner.retune(_with_length(kernel, adapt.length, heat * kernel.nbeta, effort.longest))
             adapt.see(float(runner.advance(1, look=False)["acceptance"].mean()))
         length = adapt.settled
@@ -153,12 +153,12 @@ def _draw_for_gradients(runner: AnyRunner, gradients: int) -> Iterator[Record]:
 def _with_length(kernel: HMC, length: float, nbeta: float, most: int) -> HMC:
     """The kernel with another step length, and trajectories as long as γ is wide, or ``most``."""
     width = 1.0 if kernel.scale is not None else _width(kernel)
-    longest = int(min(max(TURN * width / length, FEWEST), most))
+    longest = int(min(max(LONGEST_IN_WIDTHS * width / length, FEWEST), most))
     return dataclasses.replace(kernel, step_size=length**2, nbeta=nbeta, leapfrog=longest)
 
 
 class _DualAveraging:
-    """Step length of acceptance ``TARGET`` (Hoffman and Gelman 2014, §3.2.1, their constants)."""
+    """Step length of acceptance ``TARGET_ACCEPTANCE`` (Hoffman and Gelman 2014, §3.2.1)."""
 
     def __init__(self, length: float) -> None:
         self.length, self._goal, self._settled = length, math.log(5 * length), math.log(length)
@@ -167,7 +167,7 @@ class _DualAveraging:
     def see(self, acceptance: float) -> None:
         """Adapt to one trajectory's acceptance."""
         self._count += 1
-        self._miss += (TARGET - acceptance - self._miss) / (self._count + 10)
+        self._miss += (TARGET_ACCEPTANCE - acceptance - self._miss) / (self._count + 10)
         now = self._goal - math.sqrt(self._count) / 0.05 * self._miss
         self._settled += self._count**-0.75 * (now - self._settled)
         self.length = math.exp(min(now, 60.0))
@@ -178,93 +178,81 @@ class _DualAveraging:
         return math.exp(min(self._settled, 60.0))
 
 
-def require_warm_up(wanted: SamplingRequest, cure: str = "") -> None:
+def require_warm_up(request: SamplingRequest, cure: str = "") -> None:
     """Raise where the gradients of a chain do not hold the warm-up of HMC."""
-    enough, chains = wanted.limit is None or wanted.limit >= LEAST, wanted.chains
-    expected = f"be at least {LEAST * chains} for {chains} chains of HMC"
-    require(enough, "max_gradients", expected, wanted.max_gradients, f"its warm-up counts{cure}")
+    enough = request.limit is None or request.limit >= LEAST_GRADIENTS
+    chains, cure = request.chains, f"its warm-up counts{cure}"
+    expected = f"be at least {LEAST_GRADIENTS * chains} for {chains} chains of HMC"
+    require(enough, "max_gradients", expected, request.max_gradients, cure)
 
 
 def draw_by_trajectories(
-    problem: Problem, kernel: HMC, wanted: SamplingRequest, plan: ChainPlan
+    problem: Problem, kernel: HMC, request: SamplingRequest, plan: ChainPlan
 ) -> SamplingRun:
     """Draw chains of HMC or MALA on the whole data."""
-    require_warm_up(wanted)
+    require_warm_up(request)
     gamma, centre = kernel.localization, problem.vector
     if isinstance(gamma, Tensor):
         observables = dict(plan.observables)
-        observables[TIE] = lambda theta: (gamma * (theta - centre).square()).sum()
+        observables[WEIGHTED_DISTANCE] = lambda theta: (gamma * (theta - centre).square()).sum()
         plan = dataclasses.replace(plan, observables=observables)
-    runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
+    runner, mode = make_runner(problem, kernel, request.chains, plan, request.mode)
+    reasons: dict[str, str] = {}
+    limit, burn_in = request.limit, request.burn_in or 0
+
+    def trajectories_left() -> int:
+        """How many the gradients left to a chain allow for certain."""
+        if limit is None:
+            return UNLIMITED
+        return (limit - runner.gradients_spent) // (kernel.leapfrog + 1)
+
     try:
-        kernel, reasons = _tune_and_burn_in(runner, problem, kernel, wanted)
-        collector = Collector(runner, problem, kernel, plan, mode, wanted.watch)
-        run = _draw_trajectories(collector, kernel, wanted, reasons)
+        # Tune what was not given, and burn in.
+        if request.tuned:
+            effort = WarmUpEffort()
+            if limit is not None:
+                effort = WarmUpEffort.within(limit, problem.num_parameters)
+            kernel, reasons = tune(runner, problem, kernel, effort)
+        elif request.burn_in is None:
+            burn_in = min(TRAJECTORIES, trajectories_left() // 2)
+        fits = max(trajectories_left() - FEWEST_TRAJECTORIES, 0)
+        expected = f"be {fits} trajectories at most with these max_gradients"
+        require(burn_in <= fits, "burn_in", expected, burn_in, "raise them")
+        for piece in in_pieces("burn-in", burn_in):
+            runner.skip(piece)
+        # Draw as many as were asked for, or until the error is small enough, as the gradients last.
+        collector = Collector(runner, problem, kernel, plan, mode, request.watch)
+        before, going, spent = runner.gradients_spent, True, False
+        if request.draws is not None:
+            missing = request.draws
+            while going and (count := min(missing, trajectories_left())):
+                going = collector.draw(count)
+                missing -= count
+            chains = collector.chains(reasons)
+            reading, spent = read(chains, problem.num_parameters), going and missing > 0
+        else:
+            most = min(CHECKS[-1], UNLIMITED if limit is None else limit - before)
+            if limit is None:
+                most = max(min(most, CHECKS[-1] + WARM_UP[-1] - before), 200)
+            # gradients of a trajectory, about
+            pace = max(kernel.leapfrog / max(math.log(kernel.leapfrog / 3), 1.0), 1.0)
+            for check in CHECKS:
+                goal = min(check, most)
+                while going and (left := goal - (runner.gradients_spent - before)) > 0:
+                    count = max(int(left / pace), FEWEST_TRAJECTORIES)
+                    count = min(count, trajectories_left())
+                    going = count > 0 and collector.draw(count)
+                chains = collector.chains(reasons)
+                reading = read(chains, problem.num_parameters)
+                spent = chains.diagnostics.rhat > RHAT or not request.reached(reading)
+                if not spent or goal < check or not going:
+                    break
+            reasons["draws"] = f"{request.goal}, up to {most} gradients a chain"
+            chains = dataclasses.replace(chains, reasons=reasons)
     finally:
         runner.close()
-    observed = dict(run.chains.observables)
-    ties = observed.pop(TIE, None)
-    chains = dataclasses.replace(run.chains, observables=observed)
-    full = run.reading if wanted.baseline == "both" else None
-    return SamplingRun(chains, run.reading, run.spent, full, ties)
-
-
-def _draw_trajectories(
-    collector: Collector, kernel: HMC, wanted: SamplingRequest, reasons: dict[str, str]
-) -> SamplingRun:
-    """Draw until the error is small enough or the gradients are spent."""
-    runner, parameters, limit = collector.runner, collector.problem.num_parameters, wanted.limit
-    before, going = runner.gradients_spent, True
-    if wanted.draws is not None:
-        missing = wanted.draws
-        while going and (count := min(missing, _trajectories_left(runner, kernel, limit))):
-            going = collector.draw(count)
-            missing -= count
-        chains = collector.chains(reasons)
-        return SamplingRun(chains, read(chains, parameters), spent=going and missing > 0)
-    if limit is None:
-        most = max(min(CHECKS[-1], CHECKS[-1] + WARM_UP[-1] - before), 200)
-    else:
-        most = min(CHECKS[-1], limit - before)
-    # gradients of a trajectory, about
-    pace = max(kernel.leapfrog / max(math.log(kernel.leapfrog / 3), 1.0), 1.0)
-    for check in CHECKS:
-        goal = min(check, most)
-        while going and (left := goal - (runner.gradients_spent - before)) > 0:
-            count = max(int(left / pace), FEWEST_TRAJECTORIES)
-            count = min(count, _trajectories_left(runner, kernel, limit))
-            going = count > 0 and collector.draw(count)
-        chains = collector.chains(reasons)
-        reading = read(chains, parameters)
-        apart = chains.diagnostics.rhat > RHAT
-        if (wanted.reached(reading) and not apart) or goal < check or not going:
-            break
-    reasons["draws"] = f"{wanted.goal}, up to {most} gradients a chain"
-    chains = dataclasses.replace(chains, reasons=reasons)
-    return SamplingRun(chains, reading, spent=apart or not wanted.reached(reading))
-
-
-def _tune_and_burn_in(
-    runner: AnyRunner, problem: Problem, kernel: HMC, wanted: SamplingRequest
-) -> tuple[HMC, dict[str, str]]:
-    """Tune the settings that were not given, burn in, and return the kernel with the reasons."""
-    reasons: dict[str, str] = {}
-    limit, burn_in = wanted.limit, wanted.burn_in or 0
-    if wanted.tuned:
-        effort = WarmUpEffort()
-        if limit is not None:
-            effort = WarmUpEffort.within(limit, problem.num_parameters)
-        kernel, reasons = tune(runner, problem, kernel, effort)
-    elif wanted.burn_in is None:
-        burn_in = min(TRAJECTORIES, _trajectories_left(runner, kernel, limit) // 2)
-    fits = max(_trajectories_left(runner, kernel, limit) - FEWEST_TRAJECTORIES, 0)
-    expected = f"be {fits} trajectories at most with these max_gradients"
-    require(burn_in <= fits, "burn_in", expected, burn_in, "raise them")
-    for piece in in_pieces("burn-in", burn_in):
-        runner.skip(piece)
-    return kernel, reasons
-
-
-def _trajectories_left(runner: AnyRunner, kernel: HMC, limit: int | None) -> int:
-    """The number of trajectories that the gradients left to a chain allow for certain."""
-    return UNLIMITED if limit is None else (limit - runner.gradients_spent) // (kernel.leapfrog + 1)
+    observed = dict(chains.observables)
+    ties = observed.pop(WEIGHTED_DISTANCE, None)
+    chains = dataclasses.replace(chains, observables=observed)
+    full = reading if request.baseline == "both" else None
+    return SamplingRun(chains, reading, spent, full, ties)
