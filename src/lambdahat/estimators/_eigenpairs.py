@@ -54,8 +54,8 @@ def _largest(matrix: Tensor) -> Tensor:
     return largest
 
 
-def _pairs(found: Eigenpairs) -> tuple[Tensor, Tensor]:
-    return found.values, found.residuals
+def _pairs(pairs: Eigenpairs) -> tuple[Tensor, Tensor]:
+    return pairs.values, pairs.residuals
 
 
 @estimator(_largest, _pairs, k=3)
@@ -175,34 +175,34 @@ def spectral_norm(
 
 
 def _result(
-    operator: LinearOperator, found: RitzPairs, count: int, tol: float, exponent: int = 0
+    operator: LinearOperator, pairs: RitzPairs, count: int, tol: float, exponent: int = 0
 ) -> Eigenpairs:
     """The public result, times 2ᵉ, with a status that says which values reached ``tol``."""
-    target = tol * found.scale
-    shift, residual = (math.ldexp(part, -exponent) for part in _rounding(operator, found))
-    noise = max(found.noise, shift)
-    reached = found.errors <= max(target, noise)
-    if len(found.values) < count or not bool(reached.all()) or not found.complete:
+    target = tol * pairs.scale
+    shift, residual = (math.ldexp(part, -exponent) for part in _rounding(operator, pairs))
+    noise = max(pairs.noise, shift)
+    reached = pairs.errors <= max(target, noise)
+    if len(pairs.values) < count or not bool(reached.all()) or not pairs.complete:
         status = Status.NOT_CONVERGED
     else:
         status = Status.PRECISION_LIMIT if noise > target else Status.CONVERGED
     converged = reached & (noise <= target)
-    joined = torch.hypot(found.residuals, torch.tensor(residual, dtype=torch.float64))
+    joined = torch.hypot(pairs.residuals, torch.tensor(residual, dtype=torch.float64))
     scale = torch.tensor(exponent)
-    values, residuals = torch.ldexp(found.values, scale), torch.ldexp(joined, scale)
-    return Eigenpairs(values, found.vectors, residuals, converged, found.products, status)
+    values, residuals = torch.ldexp(pairs.values, scale), torch.ldexp(joined, scale)
+    return Eigenpairs(values, pairs.vectors, residuals, converged, pairs.products, status)
 
 
-def _rounding(operator: LinearOperator, found: RitzPairs) -> tuple[float, float]:
+def _rounding(operator: LinearOperator, pairs: RitzPairs) -> tuple[float, float]:
     """How far rounding inside the model moves the values, and how much it adds to the residuals.
 
     Measured on one product with a combination of the vectors: half of it is the leading one, half
     the others with random signs, so that ‖Ew‖² averages ‖Ev‖² over both.
     """
-    vectors, count = found.vectors, len(found.values)
+    vectors, count = pairs.vectors, len(pairs.values)
     signs = torch.randint(0, 2, (count,), generator=generator(0, "rounding"))
     signs = signs.mul_(2).sub_(1).to(vectors)
-    leading = int(found.values.abs().argmax())
+    leading = int(pairs.values.abs().argmax())
     weights = signs * (1.0 if count == 1 else math.sqrt(0.5 / (count - 1)))
     weights[leading] = 1.0 if count == 1 else math.sqrt(0.5)
     mixture = vectors @ weights
@@ -211,7 +211,7 @@ def _rounding(operator: LinearOperator, found: RitzPairs) -> tuple[float, float]
         return 0.0, 0.0
     share = 1.0 if count == 1 else 2.0
     residual = math.sqrt(share) * float(error.norm())
-    size = float(torch.linalg.vector_norm((vectors * found.values.to(vectors)) @ weights))
+    size = float(torch.linalg.vector_norm((vectors * pairs.values.to(vectors)) @ weights))
     first_order = share * abs(float(mixture.double() @ error))
     second_order = residual**2 / size if size > 0 else 0.0
     return max(first_order, second_order), residual

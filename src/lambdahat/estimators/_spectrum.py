@@ -513,14 +513,14 @@ def _trace_of(
     full = quadrature(operator, runs).expectation(checked, operator.dim)
     short = quadrature(operator, runs, shorter).expectation(checked, operator.dim)
     unsettled = abs(float(full) - float(short)) > max(float(full.stderr), 1e-12 * abs(float(full)))
-    found = dataclasses.replace(full, status=Status.QUADRATURE if unsettled else Status.CONVERGED)
+    trace = dataclasses.replace(full, status=Status.QUADRATURE if unsettled else Status.CONVERGED)
     model = rounding_of(operator, MANY)
     if model is None:
-        return found
+        return trace
     joined = _with_rounding(quadrature(operator, runs), model).rounded(function, operator.dim)
     rules = float(joined.stderr) > math.sqrt(2.0) * float(full.stderr) and not unsettled
-    status = Status.PRECISION_LIMIT if rules else found.status
-    return dataclasses.replace(found, stderr=joined.stderr, dof=joined.dof, status=status)
+    status = Status.PRECISION_LIMIT if rules else trace.status
+    return dataclasses.replace(trace, stderr=joined.stderr, dof=joined.dof, status=status)
 
 
 def _number_of_probes(

@@ -449,10 +449,10 @@ def gml(path: Path) -> tuple[list[str], Chunk, bool]:
 
 def _records(items: list[tuple[str, Any]], key: str, *fields: str) -> list[dict[str, Any]]:
     """The records in brackets after every ``key``."""
-    found = [value for name, value in items if name == key]
-    plain = [value for value in found if not isinstance(value, list)]
+    values = [value for name, value in items if name == key]
+    plain = [value for value in values if not isinstance(value, list)]
     require(not plain, f"every GML {key}", "stand in brackets", f"{key} {''.join(plain[:1])}")
-    records = [dict(value) for value in found]
+    records = [dict(value) for value in values]
     whole = all(field in record for record in records for field in fields)
     expected = f"have {'an ' if len(fields) == 1 else ''}{' and '.join(fields)}"
     require(whole, f"every GML {key}", expected, "one without")

@@ -207,9 +207,9 @@ def _kind(path: Path, suffix: str) -> str:
     kind = next((kind for start, kind in SIGNATURES if head.startswith(start)), "edges")
     if kind != "xml":
         return kind
-    found = next((kind for kind in ("graphml", "gexf") if f"<{kind}".encode() in head), None)
-    require(found is not None, "source", "be GraphML or GEXF if it is XML", path.name)
-    return str(found)
+    dialect = next((kind for kind in ("graphml", "gexf") if f"<{kind}".encode() in head), None)
+    require(dialect is not None, "source", "be GraphML or GEXF if it is XML", path.name)
+    return str(dialect)
 
 
 def _by_networkx(path: Path, kind: str, rules: Rules, name: str) -> Graph:

@@ -78,29 +78,30 @@ def similarity(
     largest with which all match their moments to ``tol``, or a larger one if the solver needs it.
     """
     require(len(graphs) >= 2, "graphs", "hold at least two", f"{len(graphs)}")
-    found: list[GraphSpectrum] = []
+    spectra: list[GraphSpectrum] = []
     for number, one in enumerate(graphs, start=1):
         if isinstance(one, Graph):
             one = spectrum(one, moments, probes, seed, tol)
-        found.append(one)
+        spectra.append(one)
         report("graphs", number, len(graphs))
-    found = _with_one_penalty(found, tol)
-    responses = [Response.of(one) for one in found]
-    size = len(found)
+    spectra = _with_one_penalty(spectra, tol)
+    responses = [Response.of(one) for one in spectra]
+    size = len(spectra)
     divergences, stderr, floors = (np.zeros((size, size)) for _ in range(3))
     for i in range(size):
         for j in range(i):
-            divergences[i, j] = divergences[j, i] = found[i].density.symmetric_kl(found[j].density)
+            p, q = spectra[i].density, spectra[j].density
+            divergences[i, j] = divergences[j, i] = p.symmetric_kl(q)
             floor, spread = _noise(responses[i], responses[j])
-            first = responses[i].error(found[j].density), responses[j].error(found[i].density)
+            first = responses[i].error(q), responses[j].error(p)
             stderr[i, j] = stderr[j, i] = math.hypot(*first, spread)
             floors[i, j] = floors[j, i] = floor
-    names = [one.name for one in found]
+    names = [one.name for one in spectra]
     distinct = tuple(
         name if names.count(name) == 1 else f"{name} {names[: i + 1].count(name)}"
         for i, name in enumerate(names)
     )
-    return Similarity(distinct, divergences, stderr, tuple(found), floors)
+    return Similarity(distinct, divergences, stderr, tuple(spectra), floors)
 
 
 def _with_one_penalty(spectra: list[GraphSpectrum], tol: float) -> list[GraphSpectrum]:
@@ -113,12 +114,12 @@ def _with_one_penalty(spectra: list[GraphSpectrum], tol: float) -> list[GraphSpe
         needed.append(one.density.penalty or float(own.min()))
     penalty = min(needed)
     while True:
-        found = [
+        fitted = [
             replace(one, density=fit(one.moments, tol=tol, penalty=penalty)) for one in spectra
         ]
-        reached = max(one.density.penalty for one in found)
+        reached = max(one.density.penalty for one in fitted)
         if reached <= penalty:
-            return found
+            return fitted
         penalty = reached
 
 

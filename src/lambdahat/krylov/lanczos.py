@@ -219,8 +219,8 @@ class RecordedSteps:
         small = rows.numel() * rows.element_size() <= MOST_BYTES and len(rows) > LEAST_STEPS
         if basis.device.type != "cuda" or basis.place != "device" or not small:
             return None
-        found = operator.recordable()
-        return None if found is None else cls(basis, found[0], operator.dtype, scalars, found[1])
+        parts = operator.recordable()
+        return None if parts is None else cls(basis, parts[0], operator.dtype, scalars, parts[1])
 
     def step(self, number: int) -> None:
         """Step j of the decomposition, with rows 0 … j there; not after a thick restart."""

@@ -79,8 +79,8 @@ def solve_triangle(factor: Array, right: Array, transposed: bool = False) -> Arr
     """
     matrix, columns = _tensor(factor), _tensor(right if right.ndim == 2 else right[:, None])
     matrix = matrix.T if transposed else matrix
-    found = torch.linalg.solve_triangular(matrix, columns, upper=not transposed)
-    return np.asarray(found.reshape(right.shape).numpy())
+    solution = torch.linalg.solve_triangular(matrix, columns, upper=not transposed)
+    return np.asarray(solution.reshape(right.shape).numpy())
 
 
 def least_squares(rows: Array, right: Array, cutoff: float) -> Array:

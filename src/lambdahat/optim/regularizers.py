@@ -132,11 +132,11 @@ def absolute_product(product: Product, vectors: list[Tensor], depth: int) -> lis
     length = torch.linalg.vector_norm(flat)
     if not length > 0:
         return [torch.zeros_like(vector) for vector in vectors]
-    found = lanczos(_Flat(product, vectors), flat, min(depth, len(flat)), task="|H|θ")
-    off = torch.diag(found.beta, 1)
-    values, rotation = torch.linalg.eigh(torch.diag(found.alpha) + off + off.T)
+    run = lanczos(_Flat(product, vectors), flat, min(depth, len(flat)), task="|H|θ")
+    off = torch.diag(run.beta, 1)
+    values, rotation = torch.linalg.eigh(torch.diag(run.alpha) + off + off.T)
     weights = rotation @ (values.abs() * rotation[0])
-    return reshape_like(length * (found.basis @ weights.to(found.basis)), vectors)
+    return reshape_like(length * (run.basis @ weights.to(run.basis)), vectors)
 
 
 def dense_hessian(product: Product, parameters: Tensors) -> Tensor:

@@ -145,9 +145,9 @@ class _Part:
     def __call__(self, check: Check) -> Any:
         # the graph alone holds them, and lets them go as it runs
         inputs, self._inputs = self._inputs, []
-        found = iter(_Recomputed.apply(self.run, check, *inputs))  # type: ignore[no-untyped-call]
+        outputs = iter(_Recomputed.apply(self.run, check, *inputs))  # type: ignore[no-untyped-call]
         assert self._form is not None
-        leaves = [next(found) if leaf is None else leaf[0] for leaf in self._rest]
+        leaves = [next(outputs) if leaf is None else leaf[0] for leaf in self._rest]
         return tree_unflatten(leaves, self._form)
 
     def run(self, values: Tensors) -> tuple[Tensor, ...]:
@@ -215,38 +215,39 @@ class _Recomputed(torch.autograd.Function):
             every = ((z, *seed) for z, seed in zip(ctx.run(points), seeds, strict=True))
             live = [(z, g, dg) for z, g, dg in every if z.requires_grad and g is not None]
             tops, signals = [z for z, _, _ in live], [g for _, g, _ in live]
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 tops, wanted, signals, allow_unused=True, create_graph=moving
             )
             if moving:
-                along = _along(ctx.check, wanted, found, tangents, [(z, dg) for z, _, dg in live])
+                outputs = [(z, dg) for z, _, dg in live]
+                along = _along(ctx.check, wanted, gradients, tangents, outputs)
         if moving:
-            found = tuple(
+            gradients = tuple(
                 None if g is None else forward_ad.make_dual(g.detach(), t)
-                for g, t in zip(found, along, strict=True)
+                for g, t in zip(gradients, along, strict=True)
             )
-        results = iter(found)
+        results = iter(gradients)
         return None, None, *(next(results) if need else None for need in needed)
 
 
 def _along(
     check: Check,
     points: list[Tensor],
-    found: Tensors,
+    gradients: Tensors,
     tangents: Tensors,
     outputs: list[tuple[Tensor, Tensor | None]],
 ) -> list[Tensor | None]:
-    """The tangents of gradients ``found`` at ``points``, which move along ``tangents``."""
-    pairs = zip(found, tangents, strict=True)
+    """The tangents of ``gradients`` at ``points``, which move along ``tangents``."""
+    pairs = zip(gradients, tangents, strict=True)
     moving = [(g, t) for g, t in pairs if g is not None and g.requires_grad and t is not None]
     moving += [(z, t) for z, t in outputs if t is not None]
     slopes, seeds = [g for g, _ in moving], [t for _, t in moving]
     check(slopes)
-    reached = [point for point, g in zip(points, found, strict=True) if g is not None]
+    reached = [point for point, g in zip(points, gradients, strict=True) if g is not None]
     if not moving:
-        return [None if g is None else torch.zeros_like(g) for g in found]
+        return [None if g is None else torch.zeros_like(g) for g in gradients]
     parts = iter(torch.autograd.grad(slopes, reached, seeds, materialize_grads=True))
-    return [None if g is None else next(parts) for g in found]
+    return [None if g is None else next(parts) for g in gradients]
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -174,7 +174,7 @@ class Ranks:
         return torch.cat([marks, marks.square(), rest])
 
     def _require_alike(
-        self, found: Tensor, mine: Tensor, kind: str, dtype: torch.dtype = torch.float32
+        self, total: Tensor, mine: Tensor, kind: str, dtype: torch.dtype = torch.float32
     ) -> None:
         """The mean over ranks is this rank's own: exactly for digits, to rounding for the rest.
 
@@ -184,14 +184,14 @@ class Ranks:
         unit = max(torch.finfo(dtype).eps, FINEST) if dtype.is_floating_point else 0.0
         # a ring adds rank after rank, and rounds each time
         room = ROUNDING * unit * max(1.0, self.size / 16)
-        length = float(found[2 * marks]) / self.size
-        sums, squares = found[:marks], found[marks : 2 * marks]
+        length = float(total[2 * marks]) / self.size
+        sums, squares = total[:marks], total[marks : 2 * marks]
         spread = self.size * squares - sums.square()
         wide = spread[DIGITS:].isfinite() & (spread[DIGITS:] > room * (self.size * length) ** 2)
-        off = (found / self.size - mine).abs()
+        off = (total / self.size - mine).abs()
         far = torch.cat([off[DIGITS:marks], off[2 * marks : 2 * marks + 1]]) > room * length
         digits = bool((spread[:DIGITS] == 0).all()) and not bool(off[:DIGITS].any())
-        all_there = bool(found[2 * marks + 1] == self.size)
+        all_there = bool(total[2 * marks + 1] == self.size)
         if not digits or not all_there or bool(wide.any() | far.any()):
             other = "arguments" if digits else "calls"
             raise RuntimeError(
@@ -556,9 +556,9 @@ def _halve(batch: Batch) -> list[Batch]:
     return [batch, *(take(batch, half) for half in halves)]
 
 
-def _adds_up(found: Sequence[Tensor], units: float, dtype: torch.dtype) -> bool:
+def _adds_up(sums: Sequence[Tensor], units: float, dtype: torch.dtype) -> bool:
     """Whether the first is the sum of the others, to ``units`` of rounding."""
-    whole, *parts = found
+    whole, *parts = sums
     size = sum(float(torch.linalg.vector_norm(part)) for part in parts)
     return float(torch.linalg.vector_norm(whole - sum(parts))) <= rounding(units, dtype) * size
 

@@ -96,26 +96,26 @@ def require_true_second_derivative(loss: Tensor) -> None:
 
 def recomputed_weights(model: nn.Module) -> list[Tensor]:
     """Weights that old-style hooks of normed weights compute before every pass."""
-    found = (
+    weights = (
         vars(layer).get(hook.name)
         for layer in model.modules()
         for hook in layer._forward_pre_hooks.values()
         if isinstance(hook, WeightNorm | SpectralNorm)
     )
-    return [weight for weight in found if isinstance(weight, Tensor)]
+    return [weight for weight in weights if isinstance(weight, Tensor)]
 
 
 def _weight_norms(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """What computes normed weights: (its holder, the method's name, what stands in for it)."""
-    found: list[tuple[Any, str, Any]] = []
+    norms: list[tuple[Any, str, Any]] = []
     for layer in model.modules():
         if isinstance(layer, _WeightNorm) and _has_forward_of(layer, _WeightNorm):
-            found.append((layer, "forward", partial(_weight_norm, layer.dim)))
+            norms.append((layer, "forward", partial(_weight_norm, layer.dim)))
         for hook in layer._forward_pre_hooks.values():
             if isinstance(hook, WeightNorm) and "compute_weight" not in vars(hook):
                 weight = partial(_hooked_weight, hook.name, hook.dim)
-                found.append((hook, "compute_weight", weight))
-    return found
+                norms.append((hook, "compute_weight", weight))
+    return norms
 
 
 def _has_forward_of(layer: nn.Module, kind: type[nn.Module]) -> bool:

@@ -67,8 +67,8 @@ def limits(
         limit = stable_rate(levels, request, batch_size)
         return limit, limit
     sure = math.isinf(levels.view(batch_size).effective)
-    found = [_limit(levels, request, batch_size, noise) for noise in (0.0 if sure else 1.0, 0.0)]
-    low, high = (PositiveEstimate.of(limit, BEYOND_QUADRATIC[True]) for limit in found)
+    ends = [_limit(levels, request, batch_size, noise) for noise in (0.0 if sure else 1.0, 0.0)]
+    low, high = (PositiveEstimate.of(limit, BEYOND_QUADRATIC[True]) for limit in ends)
     return low, high
 
 
@@ -131,16 +131,16 @@ def _move_rate(levels: BatchLevels, request: AdviceRequest) -> list[Recommendati
         f"from {old:,} to {new:,} the measured limit goes as B^p: {in_words(exponent)}; elsewhere"
         " it is unknown"
     )
-    found = [Recommendation("scaling exponent", 0, exponent, reason)]
+    advice = [Recommendation("scaling exponent", 0, exponent, reason)]
     if request.learning_rate is None:
-        return found
+        return advice
     rate = request.learning_rate
     value = PositiveEstimate.of(propagate(lambda first, last: rate * last / first, *ends))
     share = (
         f"{rate:g} is {rate / float(ends[0]):.0%} of the limit at {old:,}, and this is as much of"
         f" that at {new:,}"
     )
-    return [Recommendation("learning rate", new, value, share), *found]
+    return [Recommendation("learning rate", new, value, share), *advice]
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,10 @@ class Advice(Result):
     def __getitem__(self, key: str | tuple[str, int]) -> Estimate:
         name, size = (key, None) if isinstance(key, str) else key
         named = [each for each in self.recommendations if each.name == name]
-        found = [each for each in named if size in (None, each.batch_size)]
+        chosen = [each for each in named if size in (None, each.batch_size)]
         known = ", ".join(f"{each.name!r}, {each.batch_size}" for each in self.recommendations)
-        require(bool(found), "a recommendation", f"be one of {known}", repr(key), "", KeyError)
-        return found[0].value
+        require(bool(chosen), "a recommendation", f"be one of {known}", repr(key), "", KeyError)
+        return chosen[0].value
 
     @property
     def headline(self) -> str:
@@ -186,11 +186,11 @@ class Advice(Result):
         point = "for this point of training"
         starts = ("learning rate", 1.0), ("stable rate by training", 0.5)
         for start, share in (*starts, ("largest stable rate", 0.5)):
-            found = [each for each in self.recommendations if each.name.startswith(start)]
-            if not found:
+            fitting = [each for each in self.recommendations if each.name.startswith(start)]
+            if not fitting:
                 continue
-            value, (low, high) = float(found[0].value), found[0].value.interval()
-            at = f"at batch {found[0].batch_size:,}, {point}"
+            value, (low, high) = float(fitting[0].value), fitting[0].value.interval()
+            at = f"at batch {fitting[0].batch_size:,}, {point}"
             if not math.isfinite(low):
                 return f"use lr ≈ {share * value:.2g} (error unknown) {at}"
             between = f"{share * low:.3g} to {share * high:.3g}"
@@ -280,9 +280,9 @@ def advise(
         fine = value.interval()[0] > 0
         require(fine, name, f"{expected} for any of these rules", text(value), cure)
     if isinstance(levels, BatchLevels):
-        found = batch_recommendations(levels, request)
+        rules = batch_recommendations(levels, request)
     else:
-        found = recommendations(levels, request)
+        rules = recommendations(levels, request)
     trained, failed = _train(problem, request, levels, steps, factor, seed) if steps else ((), ())
     cautions = (
         *_layer_cautions(problem),
@@ -290,7 +290,7 @@ def advise(
         *_training_cautions(levels, request, trained),
         *failed,
     )
-    every = list(found)
+    every = list(rules)
     for rate in trained:
         end = "what noise explains" if factor is None else f"{factor:g} times the first loss"
         above = f"{steps} steps from here at higher rates end above {end}"
@@ -390,7 +390,7 @@ def _train(
         rho, nesterov = request.momentum, request.nesterov
         return torch.optim.SGD(parameters, rate, momentum=rho, nesterov=nesterov)
 
-    found, failed = [], []
+    rates, failed = [], []
     for size in request.batch_sizes:
         adaptive = request.optimizer in ADAPTIVE
         start = request.rate if adaptive else float(limits(levels, request, size)[0])
@@ -401,27 +401,27 @@ def _train(
         except NoLimitError as error:
             failed.append(f"training with batches of {size:,} found no limit: {error}")
         else:
-            found.append(rate)
-    return tuple(found), tuple(failed)
+            rates.append(rate)
+    return tuple(rates), tuple(failed)
 
 
 def _layer_cautions(problem: Problem) -> list[str]:
     """Cautions about layers that behave differently in training."""
     layers = list(problem.source.modules()) if isinstance(problem.source, torch.nn.Module) else []
-    found = []
+    cautions = []
     if problem.norm != "train" and any(isinstance(layer, BATCH_NORMS) for layer in layers):
-        found.append(
+        cautions.append(
             "normalisation layers use running statistics here and those of the batch in training,"
             " so that this is advice for another network: ask for that of a problem with"
             ' norm="train"'
         )
     dropouts = (each for each in layers if isinstance(each, torch.nn.modules.dropout._DropoutNd))
     if any(layer.p > 0 for layer in dropouts):
-        found.append(
+        cautions.append(
             "dropout is off here and on in training, where it adds noise: stay further below the"
             " limit"
         )
-    return found
+    return cautions
 
 
 def _rate_cautions(
@@ -456,9 +456,9 @@ def _rate_cautions(
 
 def _rule_cautions(levels: NoiseLevels, request: AdviceRequest) -> list[str]:
     """Cautions about rules that are known to fail, and predictions that measurements refute."""
-    found = []
+    cautions = []
     if request.optimizer not in GRADIENT:
-        found.append(
+        cautions.append(
             "the least ε or damping tells an order of magnitude at best: on MNIST KFAC needed 0.9"
             " (B = 16) to 0.0001 (B = 1,024) of that by τ², and Adam 0.4 to 2.7, but up to 770"
             " times that by isotropic noise (docs/minibatch-rates.md)"
@@ -468,12 +468,12 @@ def _rule_cautions(levels: NoiseLevels, request: AdviceRequest) -> list[str]:
         stray = [f"{model} {text(view.predicted[model])}" for model in missed]
         if stray and math.isfinite(view.effective):
             harmless = request.optimizer in GRADIENT and not view.strays("directional")
-            found.append(
+            cautions.append(
                 f"λ₁ of batches of {view.batch_size:,} was measured as {text(view.measured)} but"
                 " predicted otherwise "
                 f"({', '.join(stray)})" + "; no rate here takes noise for isotropic" * harmless
             )
-    return found
+    return cautions
 
 
 def _training_cautions(
@@ -485,15 +485,15 @@ def _training_cautions(
             "no eigenvalue limits an adaptive method's rate: pass steps to find it by training"
         )
         return [] if trained else [unknown]
-    found = []
+    cautions = []
     for rate in trained:
         low, high = limits(levels, request, rate.batch_size)
         between = float(low) <= float(rate) <= float(high)
         if not between and differ(rate, low) and differ(rate, high):
             limit = text(low) if low == high else f"{text(low)} to {text(high)}"
-            found.append(
+            cautions.append(
                 f"by training, rates up to {text(rate)} are stable at {rate.batch_size:,}; by the"
                 f" rule, which knows only this point's curvature, up to {limit}: trust the training"
                 " for as many steps"
             )
-    return found
+    return cautions

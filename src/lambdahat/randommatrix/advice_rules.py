@@ -196,11 +196,11 @@ def _noisy_directions(levels: NoiseLevels) -> list[_Direction]:
     hence the error MODEL of the noise.
     """
     known = {SHARPEST: (levels.largest, levels.tau2), **levels.flatter()}
-    found = []
+    directions = []
     for name, (curvature, tau2) in known.items():
         noise = propagate(lambda level, true: levels.finite * level / true, tau2, curvature)
-        found.append(_Direction(name, curvature, _add_error(noise, MODEL * float(noise))))
-    return found
+        directions.append(_Direction(name, curvature, _add_error(noise, MODEL * float(noise))))
+    return directions
 
 
 def _directions(levels: NoiseLevels, batch_size: int) -> list[_Direction]:
@@ -229,7 +229,7 @@ def _binding(levels: NoiseLevels, request: AdviceRequest, batch_size: int) -> _D
 
 
 def _stable_rates(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:
-    found = []
+    rates = []
     for size in request.batch_sizes:
         view, binding = levels.view(size), _binding(levels, request, size)
         added = propagate(lambda noise, b=view.effective: noise / b, binding.noise)
@@ -243,8 +243,8 @@ def _stable_rates(levels: NoiseLevels, request: AdviceRequest) -> list[Recommend
         beyond = "" if levels.quadratic else f"; {CALIBRATED}"
         reason = f"{_formula(request)}: {numbers}{beyond}"
         rate = stable_rate(levels, request, size)
-        found.append(Recommendation("largest stable rate", size, rate, reason))
-    return found
+        rates.append(Recommendation("largest stable rate", size, rate, reason))
+    return rates
 
 
 def _formula(request: AdviceRequest) -> str:
@@ -348,13 +348,13 @@ def _damping(levels: NoiseLevels, request: AdviceRequest, name: str) -> list[Rec
     """
     rate = request.rate
     usual = "" if request.learning_rate is not None else " (the usual rate)"
-    found = []
+    least = []
     for size in request.batch_sizes:
         for suffix, (curvature, formula, numbers) in _damping_errors(levels, size).items():
             value = Estimate(rate * curvature / 2, math.nan)
             reason = f"{formula} with α = {rate:g}{usual}, λ₁ = {text(levels.largest)}, {numbers}"
-            found.append(Recommendation(name + suffix, size, value, reason))
-    return found
+            least.append(Recommendation(name + suffix, size, value, reason))
+    return least
 
 
 def _damping_errors(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[float, str, str]]:
@@ -384,13 +384,13 @@ def _root_rate(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendati
         f"root mean square of an element of the gradient of {old:,} samples, {share:.0%} of its"
         " square from noise; with ε far above it Adam is SGD of rate α/ε, and scales as SGD does"
     )
-    found = [Recommendation("typical √v", old, typical, reason)]
+    advice = [Recommendation("typical √v", old, typical, reason)]
     if request.learning_rate is not None and old != new:
         value = Estimate(request.learning_rate * math.sqrt(new / old), math.nan)
         rule = f"α·√(B'/B), for ε far below √v = {text(typical)} (§5.8.1)"
         reason = f"{rule}: a rule of thumb, not measured here"
-        found.append(Recommendation("learning rate", new, value, reason))
-    return found
+        advice.append(Recommendation("learning rate", new, value, reason))
+    return advice
 
 
 def text(estimate: Estimate) -> str:

@@ -193,13 +193,13 @@ def noise_levels(
     passes = float(top.cost + smallest.cost + total_curvature.cost + spread.cost + along.cost)
     for size in batch_sizes:
         number = _count(batches, size, total)
-        found = batch_eigenpairs(problem, size, number, 1, seed, operator, top)
+        pairs = batch_eigenpairs(problem, size, number, 1, seed, operator, top)
         predicted = {
             "additive": predict(top, element, size, total, "additive").largest,
             "directional": predict(top, along, size, total, "directional").largest,
         }
-        views.append(_view(found, predicted))
-        passes += found.cost * size / total
+        views.append(_view(pairs, predicted))
+        passes += pairs.cost * size / total
         report("advice", len(views), len(batch_sizes))
     layers = problem.source.modules() if isinstance(problem.source, torch.nn.Module) else ()
     ends = _entries(along.eigenvalues)[0], replace(smallest, cost=0)
@@ -235,13 +235,13 @@ def batch_levels(
     problem: Problem, batch_sizes: Sequence[int], batches: int | None, seed: int
 ) -> BatchLevels:
     """Measure λ₁ of the Hessian of ``batches`` batches of each size, and nothing else."""
-    total, found = problem.num_samples, []
+    total, measured = problem.num_samples, []
     for size in batch_sizes:
-        found.append(batch_eigenpairs(problem, size, _count(batches, size, total), 1, seed))
-        report("advice", len(found), len(batch_sizes))
-    passes = math.ceil(sum(each.cost * each.batch_size / total for each in found))
-    status = next((each.status for each in found if not each.status.ok), Status.CONVERGED)
-    views = tuple(_view(each, {}) for each in found)
+        measured.append(batch_eigenpairs(problem, size, _count(batches, size, total), 1, seed))
+        report("advice", len(measured), len(batch_sizes))
+    passes = math.ceil(sum(each.cost * each.batch_size / total for each in measured))
+    status = next((each.status for each in measured if not each.status.ok), Status.CONVERGED)
+    views = tuple(_view(each, {}) for each in measured)
     return BatchLevels("hessian", problem.num_parameters, total, views, passes, status)
 
 
@@ -269,17 +269,17 @@ def _entries(estimate: Estimate) -> list[Estimate]:
     return [Estimate(value, error) for value, error in zip(values, errors, strict=True)]
 
 
-def _view(found: BatchEigenvalues, predicted: Mapping[str, Estimate]) -> BatchView:
+def _view(pairs: BatchEigenvalues, predicted: Mapping[str, Estimate]) -> BatchView:
     """All data has no spread; of batches, the sharpness and its error by the delta method."""
-    b = effective_batch(found.batch_size, found.population)
-    values = np.asarray(found.largest[:, 0], dtype=np.float64)
+    b = effective_batch(pairs.batch_size, pairs.population)
+    values = np.asarray(pairs.largest[:, 0], dtype=np.float64)
     if math.isinf(b):
         exact = Estimate(float(values[0]))
-        overlap = Estimate(math.nan if found.overlaps is None else 1.0)
-        return BatchView(found.batch_size, b, exact, 0.0, exact, overlap, predicted)
+        overlap = Estimate(math.nan if pairs.overlaps is None else 1.0)
+        return BatchView(pairs.batch_size, b, exact, 0.0, exact, overlap, predicted)
     mean, spread = float(values.mean()), float(values.std(ddof=1))
     sharpness = mean + spread**2 / mean
     error = float((values**2 - sharpness * values).std(ddof=1)) / abs(mean) / math.sqrt(len(values))
-    seen = Estimate(sharpness, error, found.cost, found.status, len(values) - 1)
-    overlap = Estimate(math.nan, math.nan) if found.overlaps is None else found.mean("overlaps")
-    return BatchView(found.batch_size, b, found.mean(), spread, seen, overlap, predicted)
+    seen = Estimate(sharpness, error, pairs.cost, pairs.status, len(values) - 1)
+    overlap = Estimate(math.nan, math.nan) if pairs.overlaps is None else pairs.mean("overlaps")
+    return BatchView(pairs.batch_size, b, pairs.mean(), spread, seen, overlap, predicted)
