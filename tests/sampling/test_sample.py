@@ -192,6 +192,13 @@ def test_observables_averages_and_parameters():
     assert equal(found, run(draws=40, burn_in=3)), "looking does not change the chain"
 
 
+def test_numbers_of_numpy_count_as_integers():
+    counts = {"chains": 2, "draws": 8, "burn_in": 1}
+    plain = run(**counts)
+    numpys = run(**{name: np.int64(count) for name, count in counts.items()})
+    assert np.array_equal(plain.losses, numpys.losses)
+
+
 def test_averages_do_not_grow_with_the_draws():
     found = run(draws=200, chains=2, averages={"all": lambda theta: theta})
     assert found.averages["all"].shape == (2, 20, classifier().num_parameters)

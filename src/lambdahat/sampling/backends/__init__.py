@@ -245,7 +245,7 @@ def make_runner(
     chains, on all data.
     """
     require_choice(mode, "mode", MODES)
-    if isinstance(chains, int):
+    if not isinstance(chains, Sequence):  # an integer, perhaps NumPy's
         if problem.ranks.size > 1:
             return _spread(problem, kernel, chains, plan, mode)
         chains = range(chains)
