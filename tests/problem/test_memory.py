@@ -372,3 +372,16 @@ def test_the_process_stays_within_the_budget():
         )
 
     assert rise(budget) <= budget < rise(None)
+
+
+def test_a_first_call_leaves_the_compiler_of_torch_alone():
+    """Its import takes a second, and dispatch modes would ask for it."""
+    script = """
+import sys, torch, lambdahat as lh
+data = torch.randn(16, 3), torch.randint(0, 2, (16,))
+problem = lh.Problem(torch.nn.Linear(3, 2), "cross_entropy", data, memory=1 << 28)
+lh.trace(lh.hessian(problem))
+lh.trace(lh.hessian(lh.Problem(torch.nn.Linear(3, 2), "cross_entropy", data)))
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

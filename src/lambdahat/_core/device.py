@@ -4,11 +4,14 @@ replay many small launches as one.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @contextmanager
@@ -136,3 +139,26 @@ def beside(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[N
     # what was started may still read or write tensors that the caller gives up after an error
     finally:
         torch.cuda.current_stream(device).wait_stream(stream)
+
+
+class OperationWatch(TorchDispatchMode):
+    """A mode that sees every operation, and that torch's compiler leaves alone.
+
+    Torch's own way to have it left alone imports the compiler, which takes a second; here that
+    waits until someone else has imported it.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)  # type: ignore[no-untyped-call]
+        plain: Any = cls.__torch_dispatch__
+        skipped = torch._disable_dynamo(plain, recursive=True)  # type: ignore[attr-defined]
+
+        def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen = skipped if "torch._dynamo" in sys.modules else plain
+            return seen(self, func, types, args, kwargs)
+
+        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]

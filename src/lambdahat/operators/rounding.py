@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lambdahat._core.device import default_context
+from lambdahat._core.device import OperationWatch, default_context
 from lambdahat._core.rng import generator
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.curvature import Curvature
@@ -424,7 +423,7 @@ def _perturb(problem: Problem, eps: float) -> Problem:
     return problem.at(vector * (1 + eps * signs))
 
 
-class _Casts(TorchDispatchMode):
+class _Casts(OperationWatch):
     """Whether any operation turned numbers of float64 into less."""
 
     seen = False

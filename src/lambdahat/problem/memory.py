@@ -18,8 +18,8 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from lambdahat._core.device import OperationWatch
 from lambdahat.problem.batches import Batch, Batches, take
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.distributed import splits
@@ -44,7 +44,7 @@ def give_back_blocks(memory: int) -> None:
             _threshold = wanted
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(OperationWatch):
     """Counts the bytes of tensors made inside that live at the same time: ``peak``."""
 
     def __init__(self) -> None:

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from lambdahat._core.device import OperationWatch
 from lambdahat._core.rng import generator
 from lambdahat.operators import linearise
 from lambdahat.operators.exact.layer_squares import Calls, record_layers
@@ -373,7 +373,7 @@ def _objection(node: Any, kind: str, sets: list[frozenset[str]]) -> str:
     return f"{shared[0]} enters twice on one path, through {kind}" if shared else ""
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(OperationWatch):
     """Notes the names of all operations done in place."""
 
     def __init__(self) -> None:
