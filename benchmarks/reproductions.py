@@ -286,12 +286,15 @@ def _total(name: str, runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _largest(runs: Sequence[Run]) -> list[Run]:
     """Of each experiment the run at its largest scale, which carries what a smaller one decided
-    and it did not test; of networks that it has not reached, what the smaller says of their kind.
+    and it did not test; of networks that it has not reached, or of which nothing can be judged
+    yet, what the smaller says of their kind.
     """
     largest: dict[str, Run] = {}
     for run in runs:
         smaller = largest.get(run.experiment.name)
         kinds = tuple(name.split("-")[0] + "-" for name in run.unreached)
+        if not run.verdicts:
+            kinds = ("",)
         kept = [v for v in smaller.verdicts if v.claim.startswith(kinds)] if smaller else []
         largest[run.experiment.name] = replace(run, verdicts=(*run.verdicts, *kept))
     return list(largest.values())

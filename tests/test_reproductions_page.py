@@ -142,6 +142,9 @@ def test_networks_that_the_larger_run_has_not_reached_count_with_the_smaller(
     other = [Verdict(f"{name}: rises", "Table 1", "undecided", "") for name in names[8]]
     totals = script.overview([replace(small, verdicts=tuple(other)), large])
     assert "| **all** | 1 | 1 | 0 | 1 | 0 |" in totals
+    # with too few seeds for any verdict the larger run leaves every claim to the smaller
+    totals = script.overview([replace(small, verdicts=tuple(other)), replace(large, verdicts=())])
+    assert "| **all** | 1 | 0 | 0 | 2 | 0 |" in totals
 
 
 def test_undecided_claims_say_how_many_seeds_would_decide_them(script, one_toy, tmp_path):

@@ -74,7 +74,6 @@ CPU_SCALE = (
     "rules-cifar10",
     "graph-clusters",
     "stable-rates",
-    "batch-norm-rates",
     "damping",
     "lanczos-opt",
     "lanczos-densities",
