@@ -33,6 +33,18 @@ def test_the_cost_is_the_median_ratio_within_a_round():
     assert found["unit"].cost == 1.0
 
 
+def test_the_unit_is_the_best_of_five_samples_and_tasks_are_taken_once(monkeypatch):
+    """Its first sample after another task is slow, and does not count."""
+    unit = iter([0.5, 0.5, 0.5, *[0.9, 0.5, 0.6, 0.5, 0.7] * 2])
+    task = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr("lambdahat.bench.timing.seconds", lambda run, number=1: (run(), None))
+    makers = {"unit": lambda: lambda: next(unit), "task": lambda: lambda: next(task)}
+    found = compare(makers, "unit", rounds=2)
+    assert found["unit"].seconds == 0.5
+    assert found["task"].cost == 3.0  # (1/0.5 + 2/0.5)/2
+    assert next(unit, None) is None
+
+
 def test_rounds_are_interleaved():
     log = []
     makers = {name: clock([0.5] * 9, log=log, name=name) for name in "abc"}

@@ -20,6 +20,7 @@ import torch
 PATIENCE, ENDURANCE = 4.0, 20.0
 # seconds before a sample: so long the threads of another task's BLAS spin on, and take its cores
 SETTLE = 0.1
+BEST_OF = 5  # samples of the unit in a round: the first after another task finds its caches cold
 Run = Callable[[], Any]
 Maker = Callable[[], Run]  # set-up, which is not timed; what it returns is
 
@@ -70,8 +71,9 @@ def compare(
     The first call, set-up included, shows the memory and warms up; short tasks fill a sample of
     ``sample_s`` with several calls. A pause is before each sample, so that no one pays for the
     threads of the one before. The cost is the median over rounds of the ratio to ``unit``, one of
-    the tasks; what takes longer than some seconds has no rounds but a second call, for a first may
-    load libraries or search for kernels. A task that raises has a note instead.
+    the tasks, whose time in a round is the best of five samples in a row, so that it does not
+    depend on its neighbours; what takes longer than some seconds has no rounds but a second call,
+    for a first may load libraries or search for kernels. A task that raises has a note instead.
     """
     runs: dict[str, tuple[Run, int]] = {}
     single: dict[str, tuple[float, Any]] = {}
@@ -93,7 +95,7 @@ def compare(
             if name == unit:
                 raise
             notes[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    samples, values = _rounds(runs, rounds, SETTLE if sample_s else 0.0)
+    samples, values = _rounds(runs, rounds, SETTLE if sample_s else 0.0, unit)
     found = {}
     for name, times in samples.items():  # ratios to the unit of the same round
         ratios = (spent / one for spent, one in zip(times, samples[unit], strict=True))
@@ -109,23 +111,26 @@ def compare(
 
 
 def _number(run: Run, first: tuple[float, Any], sample_s: float) -> int:
-    """The number of calls that fill a sample."""
+    """The number of calls that fill a sample; 0 for a task that is long or times itself."""
     if first[0] > 1.0 or sample_s == 0:
-        return 1
+        return 0
     if isinstance(run(), Clocked):
-        return 1
+        return 0
     return max(1, math.ceil(sample_s / max(seconds(run)[0], 1e-7)))
 
 
 def _rounds(
-    runs: Mapping[str, tuple[Run, int]], rounds: int, pause: float
+    runs: Mapping[str, tuple[Run, int]], rounds: int, pause: float, unit: str
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     samples: dict[str, list[float]] = {name: [] for name in runs}
     values: dict[str, Any] = {}
     for _ in range(rounds):
         for name, (run, number) in runs.items():
             time.sleep(pause)
-            spent, values[name] = seconds(run, number)
+            spent, values[name] = seconds(run, max(number, 1))
+            for _ in range(BEST_OF - 1 if name == unit and number else 0):
+                again, values[name] = seconds(run, number)
+                spent = min(spent, again)
             samples[name].append(spent)
     return samples, values
 
