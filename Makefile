@@ -4,6 +4,8 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 
 # Several OpenBLAS threads beside torch's own are slower than one.
 export OPENBLAS_NUM_THREADS ?= 1
+# Types beside the documentation leave a core idle otherwise.
+export MYPY_NUM_WORKERS ?= 2
 # Tests start many processes, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 # The theme prints a notice at every build otherwise.

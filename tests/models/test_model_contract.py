@@ -93,7 +93,7 @@ def check_hessian_product(name):
         if isinstance(layer, nn.BatchNorm2d):
             layer.momentum = None  # statistics of this batch, or deep networks saturate the loss
     with torch.no_grad():
-        model(samples(MODELS[name], 16)[0].to(x.dtype))
+        model(samples(MODELS[name], 8)[0].to(x.dtype))
         for parameter in model.parameters():  # units that see only dead ones are at the kink itself
             if parameter.ndim == 1:
                 parameter += 0.01 * torch.randn(parameter.shape, generator=rng)

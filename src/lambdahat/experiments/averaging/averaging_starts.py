@@ -164,7 +164,7 @@ def charts(rows: Rows) -> Iterator[Chart]:
 
 
 # data set, training and held-out samples, epochs, seeds; networks
-SMOKE = ("digits", 96, 64, 4, 2, ("VGG-4×4-BN", "PreResNet-11"))
+SMOKE = ("digits", 48, 32, 4, 2, ("VGG-4×4-BN", "PreResNet-11"))
 CPU = ("cifar10", 2000, 3000, 25, 5, ("VGG-4×16-BN", "PreResNet-11"))
 PAPER = ("cifar100", 45_000, 5_000, 34, 3, ("VGG-16-BN", "PreResNet-110"))
 EXPERIMENT = kit.Experiment(
@@ -173,7 +173,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§§7.8.4 and 7.8.5, Table 7.6, Figures 7.11 and 7.12b",
     {
-        "smoke": StartScale(*SMOKE, batch=48, quick=True),
+        "smoke": StartScale(*SMOKE, batch=24, quick=True),
         "cpu": StartScale(*CPU, side=8, batch=64, quick=True),
         "paper": StartScale(*PAPER, augmented=True, precision="bfloat16"),
     },
