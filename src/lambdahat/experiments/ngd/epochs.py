@@ -150,7 +150,6 @@ _DIGITS = runs.NgdSetting(
     batch=64,
     draws=None,
     burn_in=None,
-    sampled_batch=256,
     tol=0.1,
     max_gradients=6000,
     mode="batched",
@@ -163,8 +162,8 @@ _MINIATURE = (
     " demonstration."
 )
 _TUNED = (
-    "At cpu scale λ̂ is sampled like that at paper scale, until its error is 10 % of it or 6,000"
-    " gradients are spent."
+    "λ̂ is sampled by llc's own kernel and step on batches of 512, at cpu scale until its error is"
+    " 10 % of it or 6,000 gradients are spent."
 )
 DIGITS = ngd.ngd_experiment(
     "ngd-digits",

@@ -52,9 +52,9 @@ class NgdSetting:
     ``sampled_batch``: a chain that finds lower loss than the centre goes on falling, so that its
     length must not differ between runs. A pilot finds the step size where it is not given. With
     ``tol`` λ̂ is instead drawn by ``llc``'s own kernel until its standard error is this part of it
-    or ``max_gradients`` are spent, ``draws`` and ``burn_in`` being None, its chains run in ``mode``
-    where one is named, and with ``rule`` also at the γ that the library's rule gives where SGD
-    ended. A cell has these only where they are set.
+    or ``max_gradients`` are spent, ``draws`` and ``burn_in`` being None; where a ``mode`` is named,
+    nothing is chosen by timing. With ``rule`` λ̂ is also drawn at the γ that the library's rule
+    gives where SGD ended. A cell has these only where they are set.
     """
 
     data: str
@@ -347,8 +347,8 @@ def _coefficient(
     problem: Problem, subject: NgdSubject, column: str, sampling: Row, suffix: str = ""
 ) -> Row:
     """The columns of λ̂ at one temperature, and WBIC where it is n/ln n."""
-    if subject.setting.tol is not None and sampling["nbeta"] == "n/log n":
-        # the temperature does not depend on it, and the noise of batches does
+    if sampling.get("mode") == "auto" and "tol" in sampling and sampling["nbeta"] == "n/log n":
+        # chosen by cost: the temperature does not depend on it, and the noise of batches does
         sampling = sampling | {"batch_size": None}
     estimate = llc(problem, seed=subject.seed, **sampling)
     assert estimate.chains is not None
