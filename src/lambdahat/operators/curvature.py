@@ -42,7 +42,7 @@ CAPTURED, MOST_CAPTURED = 8, 4
 HEAP = 1 << 25
 # bytes of graphs up to which products are captured as a CUDA graph: of a block of vectors, and of
 # one as a share of the device's memory
-CUDA_GRAPH_BYTES, CUDA_GRAPH_FRACTION = 1 << 30, 0.2
+CUDA_GRAPH_BYTES, CUDA_GRAPH_FRACTION = 1 << 30, 0.1
 # a wrong rule is further off than rounding, by so many times the tolerance
 FAR = 100
 # bytes that cuDNN looks at: it searches for its kernels anew where a tangent starts elsewhere
@@ -140,7 +140,9 @@ class Products:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                found = self._sum(rows, batched=True)
+                # the engine would tell the allocator of another stream, and cannot for a block
+                with beside(self.device, self.stream):
+                    found = self._sum(rows, batched=True)
             if self.verified:
                 return found
             # vmap has wrong rules for the second derivatives of some operations
