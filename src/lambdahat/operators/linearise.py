@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 from torch.func import grad, jvp, vmap
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -603,19 +604,20 @@ def saved_bytes(run: Callable[[], Any], sizes: list[int] | None = None) -> tuple
 
     ``sizes`` gets the bytes of each saved tensor.
     """
-    seen: dict[int, int] = {}
+    # held weakly, so that the address of one that was freed is not taken for it again
+    seen: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def note(tensor: Tensor) -> Tensor:
         if sizes is not None:
             sizes.append(tensor.nbytes)
         storage = tensor.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
+        seen[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         # with its own node it would be a cycle that no collector sees; unpacking puts it back
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         result = run()
-    return result, sum(seen.values())
+    return result, sum(size for _, size in seen.values())
 
 
 def leaves_of(problem: Problem, theta: Tensor) -> dict[str, Tensor]:
