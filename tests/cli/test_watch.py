@@ -23,7 +23,7 @@ def watch(*arguments):
 def test_a_missing_folder_and_a_port_in_use_are_errors_of_one_line(tmp_path):
     missing = watch(tmp_path / "missing", "--no-open")
     assert missing.exit_code == 2
-    assert "FOLDER: folder must be an existing folder" in missing.stderr
+    assert "FOLDER must be an existing folder" in missing.stderr
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         taken = watch(tmp_path, "--port", port, "--no-open")

@@ -35,7 +35,7 @@ def watch(
     try:
         server = LiveServer(folder, host, port)
     except FileNotFoundError as error:
-        raise InputError(f"FOLDER: {error}") from error
+        raise InputError(str(error).replace("folder must", "FOLDER must", 1)) from error
     except (OSError, OverflowError) as error:
         raise InputError(_cause(error, host, port)) from error
     with server:
