@@ -210,7 +210,10 @@ class Products:
                 # the bytes that a product keeps or, where nothing is kept, that a pass takes
                 if mode == "reverse":
                     sizes: list[int] = []
-                    product, size = linearise.saved_bytes(lambda: self._build(batch), sizes)
+                    leaves = self.leaves.values()
+                    product, size = linearise.saved_bytes(
+                        lambda: self._build(batch), sizes, held=leaves
+                    )
                     self.largest = max(sizes, default=0)
                 elif mode == "samples":
                     product = self._build(batch)

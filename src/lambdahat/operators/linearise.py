@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
@@ -599,10 +599,13 @@ def require_graph(tensors: Sequence[Tensor]) -> None:
         raise NotImplementedError("an operation of the model can be differentiated only once")
 
 
-def saved_bytes(run: Callable[[], Any], sizes: list[int] | None = None) -> tuple[Any, int]:
+def saved_bytes(
+    run: Callable[[], Any], sizes: list[int] | None = None, held: Iterable[Tensor] = ()
+) -> tuple[Any, int]:
     """What ``run`` gives and the bytes its autograd graph saved, each storage once.
 
-    ``sizes`` gets the bytes of each saved tensor.
+    ``sizes`` gets the bytes of each saved tensor. The tensors ``held`` are kept without the graph
+    and do not count.
     """
     # held weakly, so that the address of one that was freed is not taken for it again
     seen: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -617,6 +620,8 @@ def saved_bytes(run: Callable[[], Any], sizes: list[int] | None = None) -> tuple
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         result = run()
+    for tensor in held:
+        seen.pop(tensor.untyped_storage()._cdata, None)
     return result, sum(size for _, size in seen.values())
 
 
