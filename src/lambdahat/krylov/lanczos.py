@@ -19,9 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count
@@ -258,66 +256,6 @@ class RecordedSteps:
         return overlaps
 
 
-LONGEST_REST = 16  # steps without Gram–Schmidt, so that overlaps are measured now and then
-SEMI = 0.1  # of √ε: overlaps that may stay; those below √ε leave T exact to rounding (Simon 1984)
-
-
-class Overlaps:
-    """Which vectors of a run are orthogonal enough to those before as they are.
-
-    Overlaps follow β_j ω_{j+1,k} = β_k ω_{j,k+1} + (α_k − α_j) ω_{j,k} + β_{k−1} ω_{j,k−1} −
-    β_{j−1} ω_{j−1,k} + θ (Simon 1984), where θ is the noise of a product: rounding, or what steps
-    between orthogonal vectors show. This bounds them, by far beside large outliers; a single vector
-    may also stay if the overlaps measured at the one before allow for another such growth.
-    """
-
-    def __init__(self, capacity: int, rounding: float) -> None:
-        self._before, self._now, self._next = (np.zeros(capacity + 1) for _ in range(3))
-        self._rounding, self._limit = rounding, SEMI * rounding**0.5
-        # in float32 they grow to the limit in two or three steps
-        self._longest = LONGEST_REST if rounding < 1e-12 else 0
-        self._noise = self._shown = self._drift = 0.0
-        self._rest, self._twice = 0, True
-
-    def small(self, alpha: Tensor, beta: Tensor, length: float) -> bool:
-        """Whether the vector of this ``length`` after α_0 … α_j and β_0 … β_{j−1} can stay."""
-        a, b, j = alpha.numpy(), beta.numpy(), len(beta)
-        self._noise = max(self._rounding * (np.abs(a).max() + b.max(initial=0.0)), self._shown)
-        now, terms = self._now[:j], np.zeros(j + 1)
-        terms[:j] = (a[:j] - a[j]) * now
-        if j > 1:
-            terms[: j - 1] += b[:-1] * now[1:] - b[-1] * self._before[: j - 1]
-            terms[1:j] += b[:-1] * now[:-1]
-        self._next = (terms + np.copysign(self._noise, terms)) / max(length, 1e-300)
-        if j < 2 or length <= FALL * b[-1]:  # a vector of rounding, which the next would blow up
-            return False
-        fine = float(np.abs(self._next).max()) <= self._limit and self._rest < self._longest
-        if not (fine and not self._twice) and not (self._rest == 0 and self._drift <= self._limit):
-            return False
-        self._push(self._next)
-        self._rest += 1
-        return True
-
-    def measured(self, drift: float, length: float) -> None:
-        """Note what Gram–Schmidt removed from a vector, which is orthogonal to rounding now.
-
-        The recurrence goes on from two such vectors.
-        """
-        relative, rest = drift / max(length, 1e-300), self._rest
-        if rest == 0:
-            self._shown = max(self._shown, drift)
-        # overlaps grow by a factor g with each vector that stays: ε·g was measured, or ε·g²
-        self._drift = relative if rest == 0 else (self._rounding * relative) ** 0.5
-        if rest > 1 and self._drift <= self._limit:  # the factor of several steps is not known
-            self._drift = math.inf
-        self._push(np.full(len(self._next), self._rounding * (1 + relative)))
-        self._twice, self._rest = len(self._next) < 2 or not self._twice, 0
-
-    def _push(self, overlaps: NDArray[np.float64]) -> None:
-        self._before, self._now = self._now, self._before
-        self._now[: len(overlaps)] = overlaps
-
-
 BREAKDOWN = 10.0  # β below this many roundings of the spectral scale ends a Krylov space
 FIRST_LOOK = 8  # steps before a run is asked whether it is long enough
 FALL = 0.01  # of β in one step: the end of a Krylov space seen through amplified rounding
@@ -375,9 +313,9 @@ class Krylov:
         self.slack = 0.0
         self.recorded = RecordedSteps.of(self.basis, operator, (self.alpha, self.beta, self.drift))
 
-    def extend(self, overlaps: Overlaps | None = None) -> None:
-        """One Lanczos step: one product, then Gram–Schmidt against the whole basis unless
-        ``overlaps`` are small enough.
+    def extend(self, orthogonalise: bool = True) -> None:
+        """One Lanczos step: one product, then Gram–Schmidt against the whole basis unless told not
+        to.
 
         The second pass is skipped where the first changed little ("twice is enough", Parlett 1998,
         §6.9); on a GPU asking would cost more than doing.
@@ -390,25 +328,18 @@ class Krylov:
             return
         last = basis[j]
         w = (self.operator @ last).to(basis.dtype)  # a product is the caller's to change
-        if w.is_cuda or w.dtype != torch.float64:
-            alpha = sum_of(torch.mul(w, last, out=self.scratch))
-        else:
-            alpha = torch.dot(w, last)
+        alpha = sum_of(torch.mul(w, last, out=self.scratch))
         w.addcmul_(last, alpha.to(basis.dtype), value=-1)
         if j == self.kept and j > 0:
             basis.subtract(w, self.beta[:j], j)
         elif j > 0:
             w.addcmul_(basis[j - 1], self.beta[j - 1].to(basis.dtype), value=-1)
-        stays = False
-        if overlaps is not None:
-            self.alpha[j], beta = alpha, norm(w)
-            stays = overlaps.small(self.alpha[: j + 1], self.beta[:j], float(beta))
-        if not stays:
+        beta = torch.zeros(()) if orthogonalise else norm(w)
+        # a β that fell by far leaves a vector of rounding, which the next step would blow up
+        if orthogonalise or float(beta) <= FALL * float(self.beta[j - 1]):
             correction = basis.orthogonalise(w, j + 1)
             alpha, beta = alpha + correction[j], norm(w)
             self.drift[j] = torch.linalg.vector_norm(correction, dtype=torch.float64)
-            if overlaps is not None:
-                overlaps.measured(float(self.drift[j]), float(beta))
             if self.rows.is_cuda or float(self.drift[j]) > 0.1 * float(beta):
                 alpha = alpha + basis.orthogonalise(w, j + 1)[j]
                 beta = norm(w)
@@ -416,6 +347,21 @@ class Krylov:
         # a zero β stays a zero vector until the next call of broke_down
         basis.put(j + 1, w, beta.clamp_min(torch.finfo(basis.dtype).tiny).to(basis.dtype))
         self.size, self.products = j + 1, self.products + 1
+
+    def nearly_orthogonal(self) -> bool:
+        """Whether the next vector will be orthogonal to a tenth of √ε without being made so.
+
+        Overlaps below √ε keep T exact to rounding (Simon 1984). They grow by a factor g each step
+        they are left alone: ε·g was measured at this step, or ε·g² if the last was left alone.
+        """
+        j = self.size - 1
+        # a CUDA device would wait for the answer
+        if self.rows.is_cuda or j < 1 or float(self.drift[j]) == 0.0:
+            return False
+        measured = float(self.drift[j] / self.beta[j])
+        if float(self.drift[j - 1]) == 0.0:
+            measured = (self.rounding * measured) ** 0.5
+        return bool(measured <= 0.1 * self.rounding**0.5)
 
     def broke_down(self) -> bool:
         """Look for a vanished β since the last look, and cut the decomposition back to it.
@@ -607,8 +553,8 @@ def lanczos(
     """``depth`` steps from ``start`` (P,), semi-orthogonal; fewer at an invariant subspace.
 
     One product a step. Golub and Van Loan, Algorithm 10.3.1, with classical Gram–Schmidt against
-    all of Q at every step or, where the basis is not on a GPU, only at steps whose overlaps would
-    exceed a tenth of √ε by Simon's recurrence. Progress is reported for ``task``, as part of
+    all of Q at every step, or where the basis is not on a GPU at every other step while the
+    overlaps measured stay below a tenth of √ε. Progress is reported for ``task``, as part of
     ``progress`` = (products done before, total). ``place`` says where the basis is kept, or is that
     of an earlier run, which is written over: fresh memory costs more than the arithmetic done in
     it. ``enough`` looks at the run so far, from 8 steps on and after each quarter more, and may end
@@ -621,11 +567,9 @@ def lanczos(
     # steps between looks at β: each is a synchronisation on a GPU, and free elsewhere
     every = 16 if operator.device.type == "cuda" else 1
     state, look = Krylov(operator, start, depth, place), FIRST_LOOK
-    # a CUDA device would wait for the answer
-    overlaps = None if state.rows.is_cuda else Overlaps(depth, state.rounding)
     del start  # a vector less, where the caller does not hold it either
     for step in range(1, depth + 1):
-        state.extend(overlaps)
+        state.extend(orthogonalise=not state.nearly_orthogonal())
         report(task, before + step, total)
         if (step % every == 0 or step == depth) and state.broke_down():
             break
