@@ -235,3 +235,72 @@ def test_chains_and_training_take_an_output_function() -> None:
     kernel = lh.sampling.sgld(step_size=1e-4, localization=10.0, nbeta=4.0)
     first, second = (lh.sample(p, kernel, chains=2, draws=5, seed=0).losses for p in (problem, one))
     assert torch.allclose(torch.as_tensor(first), torch.as_tensor(second), rtol=1e-6)
+
+
+def gauss_newton(model: nn.Module, x: Tensor, loss: Any) -> Tensor:
+    """Dense JᵀMJ in float64 by torch.func alone."""
+    names = [name for name, _ in model.named_parameters()]
+    point = torch.cat([p.detach().flatten() for p in model.parameters()])
+    shapes = [p.shape for p in model.parameters()]
+
+    def output(theta: Tensor) -> Tensor:
+        parts = theta.split([shape.numel() for shape in shapes])
+        values = {n: p.view(s) for n, p, s in zip(names, parts, shapes, strict=True)}
+        return functional_call(model, values, (x,)).flatten()
+
+    shape = functional_call(model, dict(model.named_parameters()), (x,)).shape
+    jacobian = jacrev(output)(point)
+    middle = hessian(lambda z: loss(z.view(shape)))(output(point))
+    return jacobian.T @ middle @ jacobian
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o: F.linear(F.normalize(o), F.normalize(o)).logsumexp(1).mean(),
+        lambda o: F.linear(o, o).square().mean(),
+        lambda o: F.softplus(F.linear(F.relu(o), o.tanh())).mean(),
+        lambda o: F.conv1d(o[:, None], o[:2, None, :2]).square().mean(),
+    ],
+)
+def test_a_loss_with_layers_of_the_output_on_both_sides(loss: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double()
+    x = torch.randn(8, 3, dtype=torch.float64)
+    problem = lh.Problem(model, lambda o, _: loss(o), (x, torch.arange(8)))
+    expected = gauss_newton(model, x, loss)
+    assert relative(lh.ggn(problem).dense(), expected) < 1e-9
+    assert lh.trace(lh.ggn(problem)).value == pytest.approx(float(expected.trace()), rel=1e-9)
+
+
+@pytest.mark.parametrize("act", [torch.relu, torch.tanh])
+def test_a_model_that_takes_gradients_itself(act: Any) -> None:
+    class Force(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 6), nn.Linear(6, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            energy = self.b(act(self.a(x)))
+            return torch.cat(
+                [energy, torch.autograd.grad(energy.sum(), x, create_graph=True)[0]], 1
+            )
+
+    torch.manual_seed(0)
+    model, x = Force().double(), torch.randn(9, 3, dtype=torch.float64)
+    problem = lh.Problem(model, "mse", (x, torch.zeros(9, 4, dtype=torch.float64)))
+    point = torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    def output(theta: Tensor) -> Tensor:
+        """The same by formulas: e = b·act(Ax + c) + d and its gradient in x."""
+        a, c, b, d = theta.split([18, 6, 6, 1])
+        a = a.view(6, 3)
+        h = x @ a.T + c
+        slope = (h > 0).to(h) if act is torch.relu else 1 - h.tanh().square()
+        return torch.cat([(act(h) @ b + d)[:, None], (slope * b) @ a], 1).flatten()
+
+    jacobian = jacrev(output)(point)
+    expected = 2 / 36 * jacobian.T @ jacobian
+    assert relative(lh.ggn(problem).dense(), expected) < 1e-9
+    assert lh.trace(lh.ggn(problem)).value == pytest.approx(float(expected.trace()), rel=1e-9)

@@ -70,13 +70,14 @@ def windows(layer: Any, entered: Tensor) -> Tensor:
 class PlainLayers(TorchFunctionMode):
     """While active, layers of the model are built from the functions below.
 
-    These are linear layers, convolutions, frozen batch norms, ReLU and max-pooling. With
-    ``jacobian`` the gradient is differentiated in the signals alone, for products Jv.
+    These are linear layers, convolutions, frozen batch norms, ReLU and max-pooling. While
+    ``signals_alone``, gradients are differentiated in the signals and not in inputs and weights:
+    enough for Jv, and less work. A gradient that the model takes itself is never cut so.
     """
 
-    def __init__(self, jacobian: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.jacobian = jacobian
+        self.signals_alone = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -86,7 +87,7 @@ class PlainLayers(TorchFunctionMode):
         prepared = PREPARE[func](*args, **kwargs) if func in PREPARE else None
         if prepared is None:
             return func(*args, **kwargs)
-        return _Layer.apply(*prepared, self.jacobian)  # type: ignore[no-untyped-call]
+        return _Layer.apply(*prepared, self)  # type: ignore[no-untyped-call]
 
 
 class _Linear:
@@ -231,10 +232,15 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kernels: _Linear, jacobian: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        kernels: _Linear,
+        layers: PlainLayers,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.kernels, ctx.jacobian = kernels, jacobian
+        ctx.kernels, ctx.layers = kernels, layers
         return kernels.forward(x, weight, bias)
 
     @staticmethod
@@ -243,7 +249,7 @@ class _Layer(torch.autograd.Function):
         mask, none = ctx.needs_input_grad[:3], (None, None)
         if not torch.is_grad_enabled():
             return (*cast(Any, _Backward.apply)(ctx.kernels, g, x, weight, mask), *none)
-        if ctx.jacobian:
+        if ctx.layers.signals_alone:
             x, weight = x.detach(), weight.detach()
         return (*cast(Any, _Gradient.apply)(ctx.kernels, g, x, weight, mask), *none)
 
@@ -715,12 +721,13 @@ def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
 
     def build(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
         parameters = list(leaves.values())
-        with PlainLayers(jacobian=True):
+        with (layers := PlainLayers()):
             flat, spec = tree_flatten(as_tree(problem.output(leaves, batch)))
-            outputs = [z for z in flat if isinstance(z, Tensor) and z.requires_grad]
-            constant = [z.detach() if isinstance(z, Tensor) else z for z in flat]
-            multiply = _between_live(flat, make_map(tree_unflatten(constant, spec), batch))
+        outputs = [z for z in flat if isinstance(z, Tensor) and z.requires_grad]
+        constant = [z.detach() if isinstance(z, Tensor) else z for z in flat]
+        multiply = _between_live(flat, make_map(tree_unflatten(constant, spec), batch))
         seeds = [torch.zeros_like(z, requires_grad=True) for z in outputs]
+        layers.signals_alone = True
         grads = torch.autograd.grad(
             outputs, parameters, seeds, create_graph=True, allow_unused=True
         )
