@@ -142,6 +142,7 @@ def test_every_family_is_there():
     assert list(FAMILIES) == [
         "products",
         "estimates",
+        "networks",
         "chains",
         "optimizers",
         "determinants",
