@@ -293,8 +293,8 @@ REAL_NETWORKS = {
 def network_rows(plan: Plan) -> Iterator[list[BenchRow]]:
     """Products and the largest eigenvalues of real networks at initialisation, one batch of data.
 
-    In TF32 on a GPU, and with fewer samples on a CPU. ViT-B/16 needs torchvision and GPT-2
-    transformers; without them a row says so.
+    In TF32 on a GPU; with fewer samples and without eigenvalues on a CPU, where they take an hour.
+    ViT-B/16 needs torchvision and GPT-2 transformers; without them a row says so.
     """
     for name, kind in (SMALL_NETWORKS if plan.quick else REAL_NETWORKS).items():
         try:
@@ -318,7 +318,8 @@ def network_rows(plan: Plan) -> Iterator[list[BenchRow]]:
                 f"HVP, block of {NETWORK_BLOCK}": (hessian, NETWORK_BLOCK, 2.0 * NETWORK_BLOCK),
             }.items():
                 yield _network_products(plan, case, work, make, vectors, Limit(least, "arithmetic"))
-            yield _network_eigenvalues(plan, case)
+            if plan.gpu or plan.quick:
+                yield _network_eigenvalues(plan, case)
 
 
 def _network_products(
