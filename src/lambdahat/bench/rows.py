@@ -300,7 +300,8 @@ def network_rows(plan: Plan) -> Iterator[list[BenchRow]]:
         try:
             model = kind.make(plan).to(plan.device).eval()
         except ImportError as error:
-            missing = f"{error.name} is not installed: pip install {error.name}"
+            package = (error.name or "").partition(".")[0]
+            missing = f"{package} is not installed: pip install {package}"
             yield rows("HVP", name, {OURS: Timed(note=missing)})
             continue
         count, rng = kind.samples if plan.gpu else min(kind.samples, 4), generator(0, name)
