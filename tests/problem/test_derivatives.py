@@ -74,7 +74,10 @@ def test_problems(normed: str) -> None:
     problem = Problem(net, "cross_entropy", (X, Y))
     assert problem.loss() == pytest.approx(float(cross_entropy(net(X), Y).detach()), rel=1e-12)
     for mode in ("reverse", "forward"):
-        assert error(hessian(problem, mode=mode).dense(), exact(net)) < 1e-8
+        operator = hessian(problem, mode=mode)
+        assert error(operator.dense(), exact(net)) < 1e-8
+        columns = [operator @ row for row in torch.eye(operator.dim, dtype=torch.float64)]
+        assert error(torch.stack(columns, 1), exact(net)) < 1e-8
 
 
 @pytest.mark.parametrize("normed", ["weight norm", "weight norm by hooks"])
