@@ -80,6 +80,34 @@ def test_problems(normed: str) -> None:
         assert error(torch.stack(columns, 1), exact(net)) < 1e-8
 
 
+@pytest.mark.parametrize("name", ["solve", "inv", "det", "slogdet", "cholesky", "eigvalsh", "qr"])
+def test_linear_algebra_inside_a_model(name: str) -> None:
+    """Some gradients read saved factors, which have no tangents."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4).double())
+
+        def forward(self, x: Tensor) -> Tensor:
+            matrix = self.weight @ self.weight.T + torch.eye(4).double()
+            if name == "solve":
+                return torch.linalg.solve(matrix, x.T).T
+            value = getattr(torch.linalg, name)(matrix)
+            value = value if isinstance(value, Tensor) else value[-1]
+            return x @ value if value.ndim == 2 else x * value
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(Inner(), nn.Tanh(), nn.Linear(4, 2).double())
+    problem = Problem(net, "cross_entropy", (X, Y))
+    for mode in ("reverse", "forward"):
+        operator = hessian(problem, mode=mode)
+        columns = [operator @ row for row in torch.eye(operator.dim, dtype=torch.float64)]
+        assert error(torch.stack(columns, 1), exact(net)) < 1e-7
+        assert error(operator.dense(), exact(net)) < 1e-7
+
+
 @pytest.mark.parametrize("normed", ["weight norm", "weight norm by hooks"])
 def test_products_of_the_users_own_model(normed: str) -> None:
     net = model(normed)

@@ -677,11 +677,12 @@ def hessian_forward(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
             duals = [forward_ad.make_dual(p, t).requires_grad_() for p, t in pairs]
             with recomputing(problem.recomputes, require_graph):
                 loss = problem.batch_loss(dict(zip(names, duals, strict=True)), batch)
-            # without a graph the gradient of a linear solve reads saved factors, which are constant
+            # without a graph, gradients of solves and determinants read saved factors as constants
             kinds = {kind_of(node) for node in nodes_below([loss.grad_fn])}
-            grads = torch.autograd.grad(
-                loss, duals, create_graph="LinalgSolveEx" in kinds, allow_unused=True
-            )
+            if "CholeskyInverse" in kinds:
+                raise NotImplementedError("PyTorch's tangent of cholesky_inverse is wrong")
+            factors = any(kind.startswith("Linalg") for kind in kinds)
+            grads = torch.autograd.grad(loss, duals, create_graph=factors, allow_unused=True)
             return [_tangent(g, p) for g, p in zip(grads, points, strict=True)]
 
     return product
