@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
+from lambdahat._core.check import require_choice
 from lambdahat._core.device import Replay, side_stream
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
@@ -121,20 +123,21 @@ class Stack:
         curvature = product(held) if self.curved else []
         absolute = absolute_products(product, held, self.depth) if self.depth else []
         with torch.no_grad():
-            terms = []
+            changed = []
             for index, member in enumerate(self.members):
                 rows, rule = slice(index * self.seeds, (index + 1) * self.seeds), member.rule
-                own = [tensor[rows] for tensor in held]
                 if rule is None:
-                    terms.append([torch.zeros_like(tensor) for tensor in own])
                     continue
+                own = [tensor[rows] for tensor in held]
                 source = absolute if _absolute(rule) else curvature if rule.needs_product else []
                 # seed by seed, for layers' maxima are those of one network
                 term = vmap(partial(rule.term, step=number))
-                terms.append(term(own, [tensor[rows] for tensor in source]))
-            parts = zip(self.stacked, self.rates, graph, *terms, strict=True)
-            for tensor, rate, grad, *added in parts:
-                tensor.sub_(rate * grad + torch.cat(added))
+                changed.append((own, term(own, [tensor[rows] for tensor in source])))
+            # large networks are bound by memory: no tensor of zeros for members without a term
+            for tensor, rate, grad in zip(held, self.rates, graph, strict=True):
+                tensor.addcmul_(rate, grad, value=-1)
+            for own, added in changed:
+                torch._foreach_sub_(own, added)
 
     def per_member(self, values: Tensor) -> Tensor:
         """(R·S, …) as (R, S, …)."""
@@ -250,6 +253,7 @@ class RulesScale:
     eigenvalues: int = 10
     curvature: int = 2000  # training samples whose loss the eigenvalues are of
     points: int = 20  # of a curve
+    precision: str = "float32"  # of matrix products in training; "tf32" rounds their factors
     groups: tuple[tuple[str, ...], ...] = (FLAT, CURVED, ABSOLUTE)  # rules trained together
 
 
@@ -276,6 +280,8 @@ def cells_of(config: RulesScale) -> list[Cell]:
     """Activations × groups of rules × groups of seeds."""
     fields = asdict(config)
     seeds, together, groups = (fields.pop(name) for name in ("seeds", "together", "groups"))
+    if config.precision == "float32":
+        del fields["precision"]  # stored cells lack it
     parts = [list(range(seeds))[start : start + together] for start in range(0, seeds, together)]
     return [
         {"activation": activation, "rules": list(rules), "seeds": part, **fields}
@@ -283,6 +289,19 @@ def cells_of(config: RulesScale) -> list[Cell]:
         for rules in groups
         for part in parts
     ]
+
+
+@contextmanager
+def matrix_precision(name: str) -> Iterator[None]:
+    """Matrix products on a GPU in float32, or with factors rounded to TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = (
+        require_choice(name, "precision", ("float32", "tf32")) == "tf32"
+    )
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def run_rules(task: RuleTask, cell: Cell, device: str) -> list[Row]:
@@ -307,8 +326,9 @@ def run_rules(task: RuleTask, cell: Cell, device: str) -> list[Row]:
                 _extend(curves, task, stack, data)
             orders = [torch.randperm(cell["training"], generator=rng) for rng in rngs]
             batches = torch.stack(orders).to(device).split(cell["batch"], dim=1)
-            for number, rows in enumerate(batches):
-                stack.step(x[seeds, rows], y[seeds, rows], task.losses, epoch * steps + number)
+            with matrix_precision(cell.get("precision", "float32")):
+                for number, rows in enumerate(batches):
+                    stack.step(x[seeds, rows], y[seeds, rows], task.losses, epoch * steps + number)
             report(f"{task.name} {cell['activation']}", epoch + 1, cell["epochs"])
     _extend(curves, task, stack, data)
     out = []
