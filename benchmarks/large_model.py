@@ -9,17 +9,27 @@ with curvlinops and devinterp, where they are installed.
     export PYTHONPATH=src:carry/peers:carry/arviz
     python3 benchmarks/large_model.py --device cuda --peers --out large.json
     python3 benchmarks/large_model.py --tiny --out tiny.json  # shows that it runs; no timing
+
+``--fsdp`` measures a product, the largest eigenvalue and the trace to 10 % of a GPT of 1.3 billion
+parameters under ``fully_shard`` with CPU offload instead: parameters and gradients in host memory,
+vectors on the device. It ends within ``--seconds``. With ``--tiny`` it compares them with the dense
+float64 Hessian, also under torchrun.
+
+    python3 benchmarks/large_model.py --fsdp --device cuda --out fsdp.json
+    torchrun --nproc-per-node 2 benchmarks/large_model.py --fsdp --tiny
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import gc
 import gzip
 import io
 import json
 import math
+import os
 import resource
 import signal
 import statistics
@@ -31,10 +41,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lambdahat as lh
+from lambdahat import fsdp
+from lambdahat.models.language import GPT
 
 TEXT = Path("carry/tinyshakespeare.txt.gz")
 TOL = 0.02  # of the trace, as a standard error
@@ -71,7 +86,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--parts", default="", help="comma-separated names of the only parts to run"
     )
+    parser.add_argument("--fsdp", action="store_true", help="1.3 billion sharded parameters")
+    parser.add_argument("--blocks", type=int, default=24, help="of the sharded model")
+    parser.add_argument("--width", type=int, default=2048, help="of the sharded model")
+    parser.add_argument("--seconds", type=float, default=150.0, help="limit of all sharded parts")
     args = parser.parse_args()
+    if args.fsdp:
+        args.sequences, args.length = (4, 6) if args.tiny else (4, 256)
+        if args.tiny:
+            args.blocks, args.width = 2, 8
+        return args
     if args.tiny:
         args.sequences, args.batch_size, args.length, args.train_steps, args.llc_gradients = (
             8,
@@ -142,7 +166,7 @@ class Table:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.facts = args, {}
         self.only = {name for name in args.parts.split(",") if name}
-        self.gradient_s = math.nan
+        self.gradient_s = self.product_s = math.nan
 
     def part(self, name: str, work: Callable[[], Facts], seconds: float | None = None) -> Facts:
         """Run one part within its limit, with wall time and peak memory; {} where it was left
@@ -202,7 +226,7 @@ def peak() -> float:
     """GiB at most since the last release; on a CPU, of the process so far."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return host_peak()
 
 
 def median_s(task: Callable[[], Any], repeats: int = 5) -> float:
@@ -219,6 +243,9 @@ def median_s(task: Callable[[], Any], repeats: int = 5) -> float:
 
 def main() -> None:
     args = arguments()
+    if args.fsdp:
+        sharded_parts(args)
+        return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
     table = Table(args)
     model = language_model(args)
@@ -346,6 +373,116 @@ def learning_coefficient(problem: lh.Problem, args: argparse.Namespace) -> Facts
         "nbeta": found.nbeta,
         "status": found.status.name,
     }
+
+
+def sharded_parts(args: argparse.Namespace) -> None:
+    """A product, the largest eigenvalue and the trace of a GPT under ``fully_shard`` with CPU
+    offload, in strict float32: products are differences of gradients, which TF32 would drown.
+    """
+    start = time.perf_counter()
+    kind = torch.device(args.device).type
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl")
+    else:
+        backend = "gloo" if kind == "cpu" else "nccl"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    args.out = args.out if dist.get_rank() == 0 else None
+    table = Table(args)
+    vocabulary, context = (11, 8) if args.tiny else (50257, 1024)
+    heads = 2 if args.tiny else args.width // 128
+    torch.manual_seed(0)
+    with torch.device(args.device):
+        model = GPT(vocabulary, context, args.width, heads, args.blocks, fused=kind == "cuda")
+        for layer in model.modules():
+            if isinstance(layer, nn.Embedding | nn.Linear):
+                nn.init.normal_(layer.weight, std=0.5 if args.tiny else 0.02)
+        ids = torch.randint(vocabulary, (args.sequences, args.length + 1))
+    data = ids[:, :-1], ids[:, 1:]
+    if args.tiny:
+        plain = lh.Problem(copy.deepcopy(model).double(), "cross_entropy", data, ranks=None)
+        exact = lh.hessian(plain).dense()
+    mesh = init_device_mesh(kind, (dist.get_world_size(),))
+    offload = CPUOffloadPolicy(pin_memory=kind == "cuda")
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, offload_policy=offload)
+    fully_shard(model, mesh=mesh, offload_policy=offload)
+    problem = fsdp.ShardedProblem(model, "cross_entropy", data, vectors=args.device)
+
+    def left() -> float:
+        return args.seconds - (time.perf_counter() - start)
+
+    def setting() -> Facts:
+        return {
+            "device": torch.cuda.get_device_name() if kind == "cuda" else "cpu",
+            "torch": torch.__version__,
+            "precision": "strict float32",
+            "ranks": dist.get_world_size(),
+            "parameters": problem.num_parameters,
+            "tokens": args.sequences * args.length,
+            "parameters_on": str(next(model.parameters()).to_local().device),
+            "vectors_on": str(problem.vector.device),
+            "build_s": time.perf_counter() - start,
+        }
+
+    def gradient() -> Facts:
+        table.gradient_s = median_s(problem.gradient, 3)
+        return {"s": table.gradient_s, "loss": problem.loss(), "host_GiB": host_peak()}
+
+    def product() -> Facts:
+        probe = problem.signs(torch.Generator().manual_seed(dist.get_rank()))
+        table.product_s = median_s(lambda: problem.product(probe), 3)
+        facts = {"s": table.product_s, "gradients": table.product_s / table.gradient_s}
+        if args.tiny:
+            column = problem.product(problem.vector) - _own(problem, exact @ plain.vector)
+            facts["error"] = float(problem.dots([column], column)) ** 0.5
+        return facts | {"host_GiB": host_peak()}
+
+    def top() -> Facts:
+        most = 60 if args.tiny else max(2, min(20, int(0.5 * left() / table.product_s)))
+        found = fsdp.eigenvalues(problem, k=1, tol=1e-2, max_matvecs=most)
+        facts = {
+            "value": float(found.values[0]),
+            "residual": float(found.residuals[0]),
+            "products": found.cost,
+            "status": found.status.name,
+        }
+        return facts | ({"exact": float(torch.linalg.eigvalsh(exact)[-1])} if args.tiny else {})
+
+    def trace() -> Facts:
+        most = 400 if args.tiny else max(2, int(0.9 * left() / table.product_s))
+        found = fsdp.trace(problem, tol=0.1, max_matvecs=most)
+        facts = {
+            "value": found.value,
+            "stderr": found.stderr,
+            "products": found.cost,
+            "status": found.status.name,
+        }
+        return facts | ({"exact": float(exact.trace())} if args.tiny else {})
+
+    table.part("setting", setting)
+    table.part("gradient", gradient, left())
+    table.part("hessian product", product, left())
+    table.part("top-1", top, max(left(), 1.0))
+    table.part("trace to 10 %", trace, max(left(), 1.0))
+    dist.destroy_process_group()
+
+
+def _own(problem: fsdp.ShardedProblem, vector: Tensor) -> Tensor:
+    """This rank's part of a whole vector: of each tensor the rows that its shard holds."""
+    parts, start = [], 0
+    for tensor in problem.model.parameters():
+        whole = vector[start : start + tensor.numel()].view(tensor.shape)
+        rows = whole.chunk(problem.ranks.size)
+        start += tensor.numel()
+        if problem.ranks.rank < len(rows):
+            parts.append(rows[problem.ranks.rank].reshape(-1))
+    return torch.cat(parts).to(problem.vector_device, problem.dtype)
+
+
+def host_peak() -> float:
+    """GiB of host memory at most, of the process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 class Logits(nn.Module):

@@ -11,7 +11,7 @@ takes it, and differentiates exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,10 @@ from lambdahat.singular._llc import inverse_temperature
 
 DEFAULT_BATCH = 64
 FIRST = 16  # Lanczos steps before the first look
+SHORTER = 8  # lengths of a difference that are tried
+TRUNCATION = 1e-3  # relative error of vᵀHv from the truncated series
+LOSS_UNITS = 16  # units of the dtype that a loss may be off
+CHUNK = 2**24  # entries that an inner product converts to float64 at a time
 
 
 class ShardedProblem:
@@ -54,10 +58,20 @@ class ShardedProblem:
     every batch. The model is in eval mode, and its parameters are moved, while something is
     measured, and put back. ``loss`` and ``data`` are as for ``lh.Problem``; samples must not meet
     in the model or the loss.
+
+    Vectors are kept where the parameters are, or on the device ``vectors``. With a
+    ``CPUOffloadPolicy`` parameters and vectors are in host memory; ``vectors="cuda"`` then needs
+    4P/W bytes of the GPU per vector in float32 and computes with them there.
     """
 
     def __init__(
-        self, model: nn.Module, loss: str | Loss | Any, data: Any, *, batch_size: int | None = None
+        self,
+        model: nn.Module,
+        loss: str | Loss | Any,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        vectors: torch.device | str | None = None,
     ) -> None:
         require(
             isinstance(model, nn.Module) and is_sharded(model),
@@ -79,7 +93,14 @@ class ShardedProblem:
             "call fully_shard on the root module, with a mesh of one dimension",
         )
         self.model, self._parameters = model, trained
-        self.ranks, self.device = Ranks(meshes[0].get_group()), trained[0].device  # type: ignore[union-attr]
+        self.ranks = Ranks(meshes[0].get_group())  # type: ignore[union-attr]
+        # with offloading the parameters are in host memory, and the mesh's device computes
+        kind = meshes[0].device_type  # type: ignore[union-attr]
+        parts = [_local(tensor) for tensor in trained]
+        offloaded = parts[0].device.type != kind
+        self.device = torch.empty(0, device=kind).device if offloaded else parts[0].device
+        self.vector_device = parts[0].device if vectors is None else torch.device(vectors)
+        self.part_size = sum(part.numel() for part in parts)
         self.batches = make_batches(data, batch_size, DEFAULT_BATCH, self.device, None)
         self._evaluate = Evaluator(model, make_loss(loss), "eval", lambda: {}, False)
         with self._at(None), torch.no_grad():
@@ -106,7 +127,23 @@ class ShardedProblem:
     @property
     def vector(self) -> Tensor:
         """This rank's part of θ, a copy; the parts of all ranks make up P."""
-        return torch.cat([_local(tensor).reshape(-1) for tensor in self._parameters])
+        return self._flat([_local(tensor) for tensor in self._parameters])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of θ."""
+        return self._parameters[0].dtype
+
+    def randn(self, rng: torch.Generator) -> Tensor:
+        """This rank's part of a vector of standard normal numbers, drawn on the CPU."""
+        return torch.randn(self.part_size, generator=rng).to(self.vector_device, self.dtype)
+
+    def signs(self, rng: torch.Generator) -> Tensor:
+        """This rank's part of a vector of ±1, from the bits of random bytes drawn on the CPU."""
+        octets = torch.randint(0, 256, (-(-self.part_size // 8),), dtype=torch.uint8, generator=rng)
+        places = torch.arange(8, dtype=torch.uint8, device=self.vector_device)
+        bits = (octets.to(self.vector_device)[:, None] >> places) & 1
+        return bits.reshape(-1)[: self.part_size].to(self.dtype).mul_(2).sub_(1)
 
     def loss(self, theta: Tensor | None = None) -> float:
         """L(θ) over all data."""
@@ -120,8 +157,7 @@ class ShardedProblem:
     def gradient(self, theta: Tensor | None = None) -> Tensor:
         """This rank's part of ∇L(θ), (p,)."""
         with self._at(theta):
-            for weight, batch in zip(self.weights, self.batches, strict=True):
-                self._backward(batch, weight)
+            self._backward_all()
             return self._collected()
 
     def step(self, theta: Tensor, index: int) -> tuple[float, Tensor]:
@@ -138,25 +174,56 @@ class ShardedProblem:
             ).cpu()
 
     def product(self, vector: Tensor) -> Tensor:
-        """This rank's part of Hv: (∇L(θ + hv) − ∇L(θ − hv))/2h, good to about ε^(2/3); h =
-        ε^(1/3)(1 + ‖θ‖)/‖v‖.
+        """This rank's part of Hv: (∇L(θ + hv) − ∇L(θ − hv))/2h, good to about ε^(2/3).
+
+        At first h = ε^(1/3)(1 + ‖θ‖)/‖v‖; it is lowered where the loss is not quadratic along v
+        that far.
+        """
+        return self.difference(vector, self.loss(), math.inf)[0]
+
+    def difference(self, vector: Tensor, base: float, reach: float) -> tuple[Tensor, float]:
+        """This rank's part of Hv, and ‖hv‖, which was at most ``reach``; ``base`` is L(θ).
+
+        By the losses at θ ± hv the second difference of L is h²vᵀHv + h⁴q/12, by their gradients
+        h²vᵀHv + h⁴q/6, q the fourth derivative along v. Their disagreement tells the error of the
+        truncated series: a sharp direction needs a much shorter h than a random one.
         """
         self._require_fine()
-        theta, size = self.vector, float(self.dots(vector[None], vector)) ** 0.5
+        theta, size = self.vector, float(self.dots([vector], vector)) ** 0.5
         if size == 0:
-            return torch.zeros_like(vector)
-        reach = 1.0 + float(self.dots(theta[None], theta)) ** 0.5
-        step = torch.finfo(theta.dtype).eps ** (1 / 3) * reach / size
-        ahead = self.gradient(theta.add(vector, alpha=step))
-        behind = self.gradient(theta.add(vector, alpha=-step))
-        return (ahead - behind).div_(2 * step)
+            return torch.zeros_like(vector), reach
+        unit = torch.finfo(theta.dtype).eps
+        reach = min(reach, unit ** (1 / 3) * (1.0 + float(self.dots([theta], theta)) ** 0.5))
+        for _ in range(SHORTER):
+            step = reach / size
+            # θ ± hv and the difference are made tensor by tensor: vectors fill the memory
+            with self._at(theta, vector, step, back=theta):
+                ahead = self._backward_all()
+                image = self._collected()
+                self._put(theta, vector, -step)
+                behind = self._backward_all()
+                parts = image.split([_local(tensor).numel() for tensor in self._parameters])
+                for part, own in zip(parts, self._gradients(), strict=True):
+                    part.sub_(own)
+            image.div_(2 * step)
+            form = step**2 * float(self.dots([image], vector))
+            miss = 2 * abs(form - (ahead + behind - 2 * base))
+            noise = LOSS_UNITS * unit * (abs(ahead) + abs(behind) + 2 * abs(base))
+            if not miss > TRUNCATION * abs(form) + noise:
+                break
+            reach *= max(0.8 * math.sqrt(TRUNCATION * abs(form) / miss), 0.05)
+        return image, reach
 
-    def dots(self, rows: Tensor, vector: Tensor) -> Tensor:
-        """The products (m,) of vectors, of which ``rows`` (m, p) and ``vector`` are this rank's
-        parts, in float64.
+    def dots(self, rows: Sequence[Tensor] | Tensor, vector: Tensor) -> Tensor:
+        """The products (m,) of vectors, of which ``rows``, each (p,), and ``vector`` are this
+        rank's parts, in float64.
         """
-        own = torch.stack([(row.double() * vector.double()).sum() for row in rows])
-        return self.ranks.sum(own, "inner products")
+        own = torch.zeros(len(rows), dtype=torch.float64, device=self.vector_device)
+        for start in range(0, self.part_size, CHUNK):
+            part = vector[start : start + CHUNK].double()
+            parts = [(row[start : start + CHUNK].double() * part).sum() for row in rows]
+            own += torch.stack(parts)
+        return self.ranks.sum(own.to(self.device), "inner products")
 
     def _own_loss(self, batch: Batch) -> tuple[Tensor, float]:
         """What this rank's samples add to the mean loss of a batch, float64, and the number that
@@ -184,26 +251,49 @@ class ShardedProblem:
             (weight * self.ranks.size * own).backward()
         return own.detach()
 
-    def _collected(self) -> Tensor:
-        grads = [tensor.grad for tensor in self._parameters]
-        pairs = zip(grads, self._parameters, strict=True)
-        flat = [
-            torch.zeros_like(_local(p)) if grad is None else _local(grad).to(p.dtype)
-            for grad, p in pairs
-        ]
+    def _backward_all(self) -> float:
+        """Add the gradient of the loss over all data to that of the parameters; the loss."""
+        pairs = zip(self.weights, self.batches, strict=True)
+        parts = [weight * self._backward(batch, weight) for weight, batch in pairs]
+        return float(self.ranks.sum(torch.stack(parts).sum(), "the loss"))
+
+    def _gradients(self) -> Iterator[Tensor]:
+        """This rank's part of each parameter's gradient, (numel,), which is cleared."""
         for tensor in self._parameters:
-            tensor.grad = None
-        return torch.cat([part.reshape(-1) for part in flat])
+            own, tensor.grad = tensor.grad, None
+            part = torch.zeros_like(_local(tensor)) if own is None else _local(own)
+            yield part.reshape(-1).to(self.vector_device, self.dtype)
+
+    def _collected(self) -> Tensor:
+        return self._flat(self._gradients())
+
+    def _flat(self, parts: Iterable[Tensor]) -> Tensor:
+        """This rank's parts of all parameters as one vector."""
+        flat = torch.empty(self.part_size, dtype=self.dtype, device=self.vector_device)
+        start = 0
+        for part in parts:
+            flat[start : start + part.numel()].copy_(part.reshape(-1))
+            start += part.numel()
+        return flat
 
     @contextmanager
-    def _at(self, theta: Tensor | None) -> Iterator[None]:
-        """The model at θ, in eval mode and without gradients; afterwards as it was."""
-        before, grads = self.vector, [tensor.grad for tensor in self._parameters]
+    def _at(
+        self,
+        theta: Tensor | None,
+        direction: Tensor | None = None,
+        step: float = 0.0,
+        back: Tensor | None = None,
+    ) -> Iterator[None]:
+        """The model at θ + step·direction, in eval mode and without gradients; afterwards as it
+        was, with the parameters ``back`` where the caller has them already.
+        """
+        before = self.vector if back is None else back
+        grads = [tensor.grad for tensor in self._parameters]
         modes = [(module, module.training) for module in self.model.modules()]
         for tensor in self._parameters:
             tensor.grad = None
         self.model.eval()
-        self._put(before if theta is None else theta)
+        self._put(before if theta is None else theta, direction, step)
         try:
             yield
         finally:
@@ -214,13 +304,15 @@ class ShardedProblem:
                 tensor.grad = grad
 
     @torch.no_grad()
-    def _put(self, theta: Tensor) -> None:
+    def _put(self, theta: Tensor, direction: Tensor | None = None, step: float = 0.0) -> None:
+        """Write θ + step·direction to the parameters."""
         reshard(self.model)  # what an earlier forward pass gathered has the old values
-        locals_ = [_local(tensor) for tensor in self._parameters]
-        for local, part in zip(
-            locals_, theta.split([local.numel() for local in locals_]), strict=True
-        ):
+        start = 0
+        for local in map(_local, self._parameters):
+            own = slice(start, start + local.numel())
+            part = theta[own] if direction is None else theta[own].add(direction[own], alpha=step)
             local.copy_(part.view(local.shape))
+            start = own.stop
 
     def agree(self, what: str, **settings: Any) -> None:
         """Raise on every rank, by name, where one is given other settings."""
@@ -254,25 +346,22 @@ class ShardedProblem:
         with self._at(None), torch.no_grad():
             parts = float(self.ranks.sum(self._own_loss(first)[0], "the loss of the first batch"))
             together = float(self._whole_loss(first))
-        kind = coarsest(self.model) or self.vector.dtype
+        kind = coarsest(self.model) or self.dtype
         seen = {
             "the loss of the first batch": Rounded(
                 (together, 1 + abs(together)), rounding(SAME_LOSS, kind)
             )
         }
         self.ranks.agree("the sharded problem", seen, self.device)
-        with self._at(
-            torch.cat([part.reshape(-1) for part in perturb(map(_local, self._parameters))])
-        ):
+        here = (_local(tensor).to(self.vector_device) for tensor in self._parameters)
+        with self._at(self._flat(perturb(here))):
             self._backward(few, 1.0)
             apart = self._collected()
             with torch.enable_grad():
                 self._whole_loss(few).backward()
             whole = self._collected()
-        miss, size = (
-            self.dots(torch.stack([whole - apart]), whole - apart),
-            self.dots(whole[None], whole),
-        )
+        size, apart = self.dots([whole], whole), apart.sub_(whole)
+        miss = self.dots([apart], apart)
         meet = bool(miss.sqrt() > rounding(SAME_GRADIENT, kind) * size.sqrt())
         close = abs(parts - together) <= max(rounding(SAME_LOSS, kind), 1e-6) * (1 + abs(together))
         require(
@@ -306,18 +395,12 @@ def trace(
     require_count(max_matvecs, "max_matvecs", 2)
     problem.agree("the trace", tol=tol, max_matvecs=max_matvecs, seed=seed)
     samples, squares = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
-    ask = min(MINIMUM, max_matvecs)
+    ask, base = min(MINIMUM, max_matvecs), problem.loss()
     while True:
         for number in range(len(samples), len(samples) + ask):
-            rng = generator(seed, "sharded trace", number, problem.ranks.rank)
-            probe = (
-                torch.randint(0, 2, problem.vector.shape, generator=rng)
-                .mul_(2)
-                .sub_(1)
-                .to(problem.vector)
-            )
-            image = problem.product(probe)
-            found = problem.dots(torch.stack([probe, image]), image).cpu()
+            probe = problem.signs(generator(seed, "sharded trace", number, problem.ranks.rank))
+            image, _ = problem.difference(probe, base, math.inf)
+            found = problem.dots([probe, image], image).cpu()
             samples, squares = torch.cat([samples, found[:1]]), torch.cat([squares, found[1:]])
             report("trace", number + 1, max_matvecs)
         mean = Goal(tol, torch.zeros(1, dtype=torch.float64), squares.mean().sqrt()[None]).judge(
@@ -335,44 +418,58 @@ def eigenvalues(
 ) -> Eigenpairs:
     """The k largest eigenvalues of H in descending order, by Lanczos with full reorthogonalisation.
 
-    Stops when min(r, r²/gap) ≤ tol·max|θ| for all k, r their residuals. ``vectors`` (p, k) are this
-    rank's part of the eigenvectors. The basis takes as many vectors as there were products, each
-    1/W of P on each of W ranks.
+    Stops when min(r, r²/gap) ≤ tol·max|θ| for all k, r their residuals. Products are differences
+    of gradients, so that k more products then check the values: one whose xᵀHx is farther off than
+    the tolerance is not converged. ``residuals`` are those of the check. ``vectors`` (p, k) are
+    this rank's part of the eigenvectors. The basis takes as many vectors as there were products,
+    each 1/W of P on each of W ranks.
     """
     require_count(k, "k", 1, problem.num_parameters)
-    most = min(require_count(max_matvecs, "max_matvecs", k), problem.num_parameters)
+    cure = "k products check the result"
+    most = require_count(max_matvecs, "max_matvecs", 2 * k, cure=cure) - k
+    most = min(most, problem.num_parameters)
     problem.agree("eigenvalues", k=k, tol=tol, max_matvecs=max_matvecs, seed=seed)
-    rng = generator(seed, "sharded eigenvalues", problem.ranks.rank)
-    start = torch.randn(problem.vector.shape, generator=rng).to(problem.vector)
-    rows = [start.div(float(problem.dots(start[None], start)) ** 0.5)]
+    start = problem.randn(generator(seed, "sharded eigenvalues", problem.ranks.rank))
+    rows = [start.div_(float(problem.dots([start], start)) ** 0.5)]
     alpha: list[float] = []
     beta: list[float] = []
+    base, reach = problem.loss(), math.inf
     while True:
-        step, after = problem.product(rows[-1]), torch.stack(rows)
+        # Lanczos vectors become sharp gradually, and so does the length that suits them
+        step, reach = problem.difference(rows[-1], base, 2 * reach)
         coefficient = 0.0
         for _ in range(2):  # twice is enough (Parlett 1998, §6.9)
-            overlaps = problem.dots(after, step)
-            step = step - overlaps.to(step.dtype) @ after
-            coefficient += float(overlaps[-1])
+            overlaps = problem.dots(rows, step).tolist()
+            for row, overlap in zip(rows, overlaps, strict=True):
+                step.sub_(row, alpha=overlap)
+            coefficient += overlaps[-1]
         alpha.append(coefficient)
-        beta.append(float(problem.dots(step[None], step)) ** 0.5)
+        beta.append(float(problem.dots([step], step)) ** 0.5)
         report("eigenvalues", len(alpha), most)
         inner = torch.diag(torch.tensor(alpha, dtype=torch.float64))
         off = torch.tensor(beta[:-1], dtype=torch.float64)
         values, vectors = torch.linalg.eigh(inner + torch.diag(off, 1) + torch.diag(off, -1))
-        residuals = (beta[-1] * vectors[-1]).abs()
-        errors, scale = value_errors(values, residuals), float(values.abs().max())
+        errors, scale = value_errors(values, (beta[-1] * vectors[-1]).abs()), values.abs().max()
         chosen = values.argsort(descending=True)[:k]
         reached, ended = errors[chosen] <= tol * scale, beta[-1] <= 1e-10 * scale
         done = len(alpha) >= max(FIRST, k) and bool(reached.all())
         if done or ended or len(alpha) == most:
-            whole = len(chosen) == k and bool(reached.all())
-            status = Status.CONVERGED if whole else Status.NOT_CONVERGED
-            found = vectors[:, chosen].to(after).T @ after
-            return Eigenpairs(
-                values[chosen], found.T, residuals[chosen], reached, len(alpha), status
-            )
-        rows.append(step / beta[-1])
+            break
+        rows.append(step.div_(beta[-1]))
+    found = rows[0].new_zeros(len(chosen), problem.part_size)
+    for row, weights in zip(rows, vectors[:, chosen].tolist(), strict=True):
+        for vector, weight in zip(found, weights, strict=True):
+            vector.add_(row, alpha=weight)
+    rows.clear()
+    values, residuals = values[chosen], torch.zeros(len(chosen), dtype=torch.float64)
+    for index, vector in enumerate(found):
+        image, reach = problem.difference(vector, base, 2 * reach)
+        reached[index] &= abs(float(problem.dots([vector], image)) - values[index]) <= tol * scale
+        image.sub_(vector, alpha=float(values[index]))
+        residuals[index] = float(problem.dots([image], image)) ** 0.5
+    whole = len(chosen) == k and bool(reached.all())
+    status = Status.CONVERGED if whole else Status.NOT_CONVERGED
+    return Eigenpairs(values, found.T, residuals, reached, len(alpha) + len(chosen), status)
 
 
 def llc(
@@ -423,7 +520,7 @@ def llc(
             if number >= burn_in:
                 energies[chain, number - burn_in] = temperature * (loss - float(base[index]))
             drift = temperature * gradient + localization * (theta - centre)
-            kick = torch.randn(theta.shape, generator=noise).to(theta)
+            kick = problem.randn(noise)
             theta = theta.sub(drift, alpha=step_size / 2).add(kick, alpha=math.sqrt(step_size))
         report("llc", chain + 1, chains)
     found = energies.numpy()

@@ -202,6 +202,13 @@ def test_vectors_sharded_like_the_parameters(worlds):
     assert first["trained"]
 
 
+def test_differences_of_gradients_are_as_short_as_the_curvature_asks(worlds):
+    for exact, pairs, trace in worlds[2][0]["sharded"]["offloaded"]:
+        error = abs(float(pairs.values[0]) - float(exact[-1])) / float(exact.abs().max())
+        assert error < (1e-3 if pairs.status.name == "CONVERGED" else 2e-2)
+        assert abs(float(trace) - float(exact.sum())) < 3 * trace.stderr
+
+
 def test_learning_coefficient_of_sharded_parameters(worlds):
     """For a quadratic loss SGLD of step ε has λ̂ = ½Σ nβh/(a(1 − εa/4)), a = nβh + γ, on all
     data.

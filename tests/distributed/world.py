@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 import lambdahat as lh
 from lambdahat import fsdp
@@ -370,6 +370,7 @@ def sharded():
         "status": pairs.status.name,
         "trace": fsdp.trace(curved, tol=0.5),
         "llc": found,
+        "offloaded": [offloaded(scale, mesh) for scale in (1.0, 4.0, 16.0)],
         "line": dense(line, "mse", (x, target)),
         "reference": lh.Problem(plain, "cross_entropy", (x, y), ranks=None).gradient(),
         "plain": error_of(lambda: fsdp.ShardedProblem(plain, "cross_entropy", (x, y))),
@@ -394,6 +395,24 @@ def sharded():
             lambda: fsdp.llc(half, step_size=1e-4, localization=1.0, draws=8, burn_in=0)
         ),
     }
+
+
+def offloaded(scale, mesh):
+    """The largest eigenvalue of a network in float32 with its parameters offloaded, exact and found
+    to 1e-3; the larger its weights, the sooner the loss stops being quadratic.
+    """
+    x, y = data()
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    exact = torch.linalg.eigvalsh(
+        dense(copy.deepcopy(model).double(), "cross_entropy", (x.double(), y))
+    )
+    fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    problem = fsdp.ShardedProblem(model, "cross_entropy", (x.float(), y), vectors="cpu")
+    return exact, fsdp.eigenvalues(problem, k=1, tol=1e-3), fsdp.trace(problem, tol=0.5)
 
 
 def scaled(rank):
