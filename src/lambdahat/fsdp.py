@@ -45,7 +45,7 @@ from lambdahat.singular._llc import inverse_temperature
 DEFAULT_BATCH = 64
 FIRST = 16  # Lanczos steps before the first look
 SHORTER = 8  # lengths of a difference that are tried
-TRUNCATION = 1e-3  # relative error of vᵀHv from the truncated series
+TRUNCATION = 2e-4  # relative error of vᵀHv from the truncated series
 LOSS_UNITS = 16  # units of the dtype that a loss may be off
 CHUNK = 2**24  # entries that an inner product converts to float64 at a time
 
@@ -419,8 +419,9 @@ def eigenvalues(
     """The k largest eigenvalues of H in descending order, by Lanczos with full reorthogonalisation.
 
     Stops when min(r, r²/gap) ≤ tol·max|θ| for all k, r their residuals. Products are differences
-    of gradients, so that k more products then check the values: one whose xᵀHx is farther off than
-    the tolerance is not converged. ``residuals`` are those of the check. ``vectors`` (p, k) are
+    of gradients, for which Lanczos' own residuals may be far too small; so k more products give the
+    values xᵀHx and ``residuals`` ‖Hx − θx‖, and what misses the tolerance by these, or has moved by
+    half of it, is not converged. ``vectors`` (p, k) are
     this rank's part of the eigenvectors. The basis takes as many vectors as there were products,
     each 1/W of P on each of W ranks.
     """
@@ -461,15 +462,18 @@ def eigenvalues(
         for vector, weight in zip(found, weights, strict=True):
             vector.add_(row, alpha=weight)
     rows.clear()
-    values, residuals = values[chosen], torch.zeros(len(chosen), dtype=torch.float64)
-    for index, vector in enumerate(found):
-        image, reach = problem.difference(vector, base, 2 * reach)
-        reached[index] &= abs(float(problem.dots([vector], image)) - values[index]) <= tol * scale
+    residuals, before = (beta[-1] * vectors[-1]).abs(), values[chosen]
+    for index, vector in zip(chosen.tolist(), found, strict=True):
+        image, reach = problem.difference(vector, base, reach)
+        values[index] = float(problem.dots([vector], image))
         image.sub_(vector, alpha=float(values[index]))
         residuals[index] = float(problem.dots([image], image)) ** 0.5
+    moved = 2 * (values[chosen] - before).abs()
+    reached = torch.maximum(value_errors(values, residuals)[chosen], moved) <= tol * scale
     whole = len(chosen) == k and bool(reached.all())
     status = Status.CONVERGED if whole else Status.NOT_CONVERGED
-    return Eigenpairs(values, found.T, residuals, reached, len(alpha) + len(chosen), status)
+    cost = len(alpha) + len(chosen)
+    return Eigenpairs(values[chosen], found.T, residuals[chosen], reached, cost, status)
 
 
 def llc(
