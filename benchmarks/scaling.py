@@ -39,7 +39,7 @@ from lambdahat.bench.timing import compare
 from lambdahat.sampling.kernels import SGLD
 
 RESULTS = Path(__file__).parent / "results" / "many_processes.json"
-MARK, END = "<!-- scaling.py -->", "<!-- end of scaling.py -->"
+MARK, END = "<!--scaling.py-->", "<!--end of scaling.py-->"
 CHAINS = 8
 BUSY = 0.5  # load of others above which wall times mean nothing
 # GPT-2 small, 16 sequences of 512 tokens on one H200 (docs/large-models.md): seconds of a product,
@@ -244,7 +244,7 @@ def tables(stored: dict[str, Any]) -> str:
     lines = [
         f"{where}: {rate / 1e9:.2g} GB/s and {1e6 * delay:.0f} µs per stage by the fit.",
         "",
-        "| call | ranks | time | efficiency | by the model | of CPU | waiting | all-reduce | sent |",
+        "| call | ranks | time | efficiency | by model | of CPU | waiting | all-reduce | sent |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     if float(described["load before"]) > BUSY:
