@@ -434,8 +434,10 @@ def sharded_parts(args: argparse.Namespace) -> None:
         table.product_s = median_s(lambda: problem.product(probe), 3)
         facts = {"s": table.product_s, "gradients": table.product_s / table.gradient_s}
         if args.tiny:
-            column = problem.product(problem.vector) - _own(problem, exact @ plain.vector)
-            facts["error"] = float(problem.dots([column], column)) ** 0.5
+            known = _own(problem, exact @ plain.vector)
+            miss = problem.product(problem.vector) - known
+            squares = problem.dots([miss], miss) / problem.dots([known], known)
+            facts["relative_error"] = float(squares) ** 0.5
         return facts | {"host_GiB": host_peak()}
 
     def top() -> Facts:
