@@ -6,32 +6,32 @@ Here are their arguments, and the files that ``init`` writes; what the others do
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from lambdahat._core.check import require_choice
 from lambdahat.cli.exits import InputError
 from lambdahat.cli.options import (
-    Checkpoint,
-    Curvature,
+    CHECKPOINT,
+    CURVATURE,
+    DEPTH,
+    DRY_RUN,
+    FACTORY,
+    JSON,
+    KEPT,
+    OUT,
+    PROBLEM,
+    QUIET,
     CurvatureChoice,
-    Depth,
-    DryRun,
-    Factory,
-    Json,
-    Kept,
-    Out,
     ProblemChoices,
-    Quiet,
     SamplingChoices,
-    complete,
+    argument,
     known_names,
+    option,
+    option_group,
     out_option,
-    with_groups,
-    words,
+    registered,
 )
 
 HEAD = '''"""The problem for `lambdahat measure {module}:make_problem`.
@@ -98,27 +98,14 @@ def train(model: torch.nn.Module, batches: list) -> None:
 }
 
 
-class ProblemKind(StrEnum):
-    """What kind of model the factory is for."""
-
-    plain = "plain"
-    images = "images"
-    transformers = "transformers"
-
-
-PROBLEM_CHOICES, SAMPLING_CHOICES = ProblemChoices(), SamplingChoices()
+ProblemKind = StrEnum("ProblemKind", "plain images transformers")
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Python file to write.")] = Path(
-        "problem.py"
+    file: Path = argument("Python file to write.", Path("problem.py"), "FILE"),
+    kind: ProblemKind = option(
+        "plain, images (torchvision) or transformers (Hugging Face).", ProblemKind.plain
     ),
-    kind: Annotated[
-        ProblemKind,
-        typer.Option(
-            metavar="NAME", help="plain, images (torchvision) or transformers (Hugging Face)."
-        ),
-    ] = ProblemKind.plain,
 ) -> None:
     """Write a problem that can be measured at once. Put your own model and data in its place."""
     from lambdahat._core.storage import write_atomically
@@ -133,36 +120,32 @@ def init(
         raise InputError(f"FILE must be a new file, got {file}, which exists; name another")
     if not file.parent.is_dir():
         raise InputError(f"FILE must lie in a folder that exists, got {file}; make it first")
-    write_atomically(file, (HEAD.format(module=module) + BODIES[kind.value]).encode())
+    write_atomically(file, (HEAD.format(module=module) + BODIES[kind]).encode())
     place = "" if file.parent == Path() else f"cd {file.parent} && "
     print(f"written to {file}; now: {place}lambdahat measure {module}:make_problem")
 
 
-@with_groups
 def measure(
-    factory: Factory,
-    what: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="Quantities, such as llc,trace; an unknown name lists all.",
-            autocompletion=complete("quantity"),
-        ),
-    ] = "trace,eigenpairs,spectrum",
-    curvature: Curvature = CurvatureChoice.hessian,
-    depth: Depth = 100,
-    probes: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Random probes of the spectrum.")
-    ] = 1,
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of eigenpairs.")] = 10,
-    vectors: Annotated[bool, typer.Option("--vectors", help="Also keep the eigenvectors.")] = False,
-    checkpoint: Checkpoint = None,
-    choices: ProblemChoices = PROBLEM_CHOICES,
-    sampling: SamplingChoices = SAMPLING_CHOICES,
-    out: Kept = None,
-    as_json: Json = False,
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
+    *,
+    factory: str = FACTORY,
+    what: str = option(
+        "Quantities, such as llc,trace; an unknown name lists all.",
+        "trace,eigenpairs,spectrum",
+        "NAMES",
+        complete="quantity",
+    ),
+    curvature: CurvatureChoice = CURVATURE,
+    depth: int = DEPTH,
+    probes: int = option("Random probes of the spectrum.", 1, min=1),
+    top: int = option("Number of eigenpairs.", 10, min=1),
+    vectors: bool = option("Also keep the eigenvectors.", False),
+    checkpoint: Path | None = CHECKPOINT,
+    choices: ProblemChoices,
+    sampling: SamplingChoices,
+    out: Path | None = KEPT,
+    as_json: bool = JSON,
+    dry_run: bool = DRY_RUN,
+    quiet: bool = QUIET,
 ) -> int:
     """Measure curvature and the learning coefficient, with errors."""
     names = _split_names(what, known_names("quantity"))
@@ -175,33 +158,28 @@ def measure(
     )
 
 
-@with_groups
+COMPARED = registered("quantity", "eigenvalues", "loss")
+
+
 def compare(
-    factory: Factory,
-    checkpoints: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CHECKPOINTS...",
-            help="Two or more: FILE or NAME=FILE; NAME=FILE,FILE,… for seeds.",
-        ),
-    ],
-    what: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="Comma-separated; an unknown name lists all.",
-            autocompletion=complete("quantity", "eigenvalues", "loss"),
-        ),
-    ] = "llc,trace,eigenvalues,loss",
-    curvature: Curvature = CurvatureChoice.hessian,
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of eigenvalues.")] = 3,
-    choices: ProblemChoices = PROBLEM_CHOICES,
-    sampling: SamplingChoices = SAMPLING_CHOICES,
-    out: Annotated[
-        Path | None, out_option("Folder for the comparison, its table and its figure.")
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    *,
+    factory: str = FACTORY,
+    checkpoints: list[str] = argument(
+        "Two or more: FILE or NAME=FILE; NAME=FILE,FILE,… for seeds.", ..., "CHECKPOINTS..."
+    ),
+    what: str = option(
+        "Comma-separated; an unknown name lists all.",
+        "llc,trace,eigenvalues,loss",
+        "NAMES",
+        complete=COMPARED,
+    ),
+    curvature: CurvatureChoice = CURVATURE,
+    top: int = option("Number of eigenvalues.", 3, min=1),
+    choices: ProblemChoices,
+    sampling: SamplingChoices,
+    out: Path | None = out_option("Folder for the comparison, its table and its figure."),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> int:
     """Compare checkpoints at the same nβ and γ, with errors."""
     names = _split_names(what, (*known_names("quantity"), "eigenvalues", "loss"))
@@ -217,49 +195,31 @@ def compare(
     return run_compare(factory, checkpoints, choices, question, out, as_json, quiet)
 
 
-@with_groups
 def landscape(
-    factory: Factory,
-    along: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="Of largest, smallest, smallest-magnitude, random and filter.",
-            autocompletion=words("largest", "smallest", "smallest-magnitude", "random", "filter"),
-        ),
-    ] = "largest,smallest,smallest-magnitude",
-    plane: Annotated[
-        bool, typer.Option("--plane", help="Plane of the first two directions instead of lines.")
-    ] = False,
-    towards: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Line to this checkpoint instead of --along."),
-    ] = None,
-    distance: Annotated[
-        float, typer.Option(metavar="X", help="Distance along each direction.")
-    ] = 1.0,
-    points: Annotated[
-        int, typer.Option(min=3, metavar="N", help="Points along each direction.")
-    ] = 21,
-    curvature: Curvature = CurvatureChoice.hessian,
-    depth: Depth = 100,
-    refresh: Annotated[
-        bool, typer.Option("--refresh", help="Recompute batch-norm statistics at every point.")
-    ] = False,
-    checkpoint: Checkpoint = None,
-    held_out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel="Problem",
-            help='module:function with held-out data; "test" of a run.',
-        ),
-    ] = None,
-    choices: ProblemChoices = PROBLEM_CHOICES,
-    out: Out = None,
-    as_json: Json = False,
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
+    *,
+    factory: str = FACTORY,
+    along: str = option(
+        "Of largest, smallest, smallest-magnitude, random and filter.",
+        "largest,smallest,smallest-magnitude",
+        "NAMES",
+        complete=("largest", "smallest", "smallest-magnitude", "random", "filter"),
+    ),
+    plane: bool = option("Plane of the first two directions instead of lines.", False),
+    towards: Path | None = option("Line to this checkpoint instead of --along."),
+    distance: float = option("Distance along each direction.", 1.0),
+    points: int = option("Points along each direction.", 21, min=3),
+    curvature: CurvatureChoice = CURVATURE,
+    depth: int = DEPTH,
+    refresh: bool = option("Recompute batch-norm statistics at every point.", False),
+    checkpoint: Path | None = CHECKPOINT,
+    held_out: str | None = option(
+        'module:function with held-out data; "test" of a run.', panel=PROBLEM
+    ),
+    choices: ProblemChoices,
+    out: Path | None = OUT,
+    as_json: bool = JSON,
+    dry_run: bool = DRY_RUN,
+    quiet: bool = QUIET,
 ) -> int:
     """Draw the loss along Ritz vectors or random directions."""
     from lambdahat.cli.lines import Lines, run_landscape
@@ -271,74 +231,37 @@ def landscape(
     )
 
 
-@with_groups
+@option_group
+class AdviceChoices:
+    """The optimiser that advice is for, and how much is measured."""
+
+    optimizer: str = option("Optimiser; an unknown name lists all.", "sgd")
+    batch_size: int | None = option("Current batch size.", shown="128, or all data", min=1)
+    new_batch_size: int | None = option("Batch size to move to.", min=1)
+    learning_rate: float | None = option("Learning rate in use at --batch-size.")
+    momentum: float | None = option("Of sgd, momentum, nesterov.", shown="0, 0.9, 0.9")
+    batches: int | None = option("Batches to measure per size.", shown="10 to 30", min=2)
+    variance_samples: int | None = option("Samples for variances.", shown="at most 1,024", min=2)
+    steps: int = option("Find the largest stable rate by N steps of training.", 0, min=0)
+    factor: float | None = option("With --steps: a loss below X times the first is stable.")
+
+
 def advise(
-    factory: Factory,
-    optimizer: Annotated[
-        str, typer.Option(metavar="NAME", help="Optimiser; an unknown name lists all.")
-    ] = "sgd",
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Current batch size.", show_default="128, or all data"
-        ),
-    ] = None,
-    new_batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Batch size to move to.")
-    ] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(metavar="X", help="Learning rate in use at --batch-size.")
-    ] = None,
-    momentum: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Of sgd, momentum, nesterov.", show_default="0, 0.9, 0.9"),
-    ] = None,
-    batches: Annotated[
-        int | None,
-        typer.Option(
-            min=2, metavar="N", help="Batches to measure per size.", show_default="10 to 30"
-        ),
-    ] = None,
-    variance_samples: Annotated[
-        int | None,
-        typer.Option(
-            min=2, metavar="N", help="Samples for variances.", show_default="at most 1,024"
-        ),
-    ] = None,
-    steps: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="N", help="Find the largest stable rate by N steps of training."
-        ),
-    ] = 0,
-    factor: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="With --steps: a loss below X times the first is stable."),
-    ] = None,
-    checkpoint: Checkpoint = None,
-    choices: ProblemChoices = PROBLEM_CHOICES,
-    out: Annotated[
-        Path | None, out_option("Folder for the result, its tables and its figure.")
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    *,
+    factory: str = FACTORY,
+    question: AdviceChoices,
+    checkpoint: Path | None = CHECKPOINT,
+    choices: ProblemChoices,
+    out: Path | None = out_option("Folder for the result, its tables and its figure."),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> int:
     """Recommend learning rate, batch size and damping, with reasons."""
     from lambdahat.cli.advise import run_advise
 
-    question = {
-        "optimizer": optimizer,
-        "batch_size": batch_size,
-        "new_batch_size": new_batch_size,
-        "learning_rate": learning_rate,
-        "momentum": momentum,
-        "batches": batches,
-        "samples": variance_samples,
-        "steps": steps,
-        "factor": factor,
-        "seed": choices.seed,
-    }
-    return run_advise(factory, checkpoint, choices, question, out, as_json, quiet)
+    asked = asdict(question) | {"seed": choices.seed}
+    asked["samples"] = asked.pop("variance_samples")
+    return run_advise(factory, checkpoint, choices, asked, out, as_json, quiet)
 
 
 def _split_names(what: str, known: tuple[str, ...]) -> list[str]:

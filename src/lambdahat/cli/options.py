@@ -10,14 +10,17 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from copy import copy
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from enum import Enum, StrEnum
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import NoneType
+from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import OptionInfo
 
 from lambdahat._core.check import did_you_mean, require_choice
 from lambdahat.cli.exits import OK, exit_codes, output_path
@@ -35,7 +38,9 @@ REGISTRIES = {
     "schedule": ("optim.schedules", "SCHEDULES", "optim/schedules.py", ""),
     "tracker": ("training.trackers", "TRACKERS", "training/*trackers.py", "register"),
 }
-PROBLEM, SAMPLING, OUTPUT = "Problem", "Sampling; what is not given is tuned", "Output"
+PROBLEM, OUTPUT = "Problem", "Output"
+Choices = TypeVar("Choices")
+Complete = str | tuple[str, ...] | Callable[[str], list[str]] | None
 
 
 def known_names(kind: str) -> tuple[str, ...]:
@@ -76,8 +81,8 @@ def require_known(kind: str, name: str, option: str, cure: str = "") -> None:
     require_choice(name, option, known_names(kind), cure)
 
 
-def complete(kind: str, *others: str) -> Callable[[str], list[str]]:
-    """The completion of a name, or of the last of a comma-separated list."""
+def registered(kind: str, *others: str) -> Callable[[str], list[str]]:
+    """The completion of a name in a registry, or of the last of a comma-separated list."""
 
     def names(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -85,11 +90,6 @@ def complete(kind: str, *others: str) -> Callable[[str], list[str]]:
         return [before + comma + name for name in known if name.startswith(last)]
 
     return names
-
-
-def words(*choices: str) -> Callable[[], list[str]]:
-    """The completion of an option with fixed choices."""
-    return lambda: list(choices)
 
 
 class _Help:
@@ -186,7 +186,9 @@ class App(typer.Typer):
         settings.setdefault("cls", Command)
         register = super().command(name, **settings)
 
-        def add(function: Callable[..., int | None]) -> Callable[..., None]:
+        def add(command: Callable[..., int | None]) -> Callable[..., None]:
+            function = _with_groups(command)
+
             @wraps(function)
             def run(**given: Any) -> None:
                 text = kept if isinstance(kept, str) else kept[given.get("out") is None]
@@ -199,176 +201,131 @@ class App(typer.Typer):
         return add
 
 
-def _of(panel: str, help: str, metavar: str = "N", **settings: Any) -> Any:
-    """An option of a group; N is a count and X a real number."""
-    return typer.Option(metavar=metavar, rich_help_panel=panel, help=help, **settings)
+def option(
+    help: str,
+    default: Any = None,
+    metavar: str = "",
+    *flags: str,
+    panel: str | None = None,
+    shown: str | bool = True,
+    complete: Complete = None,
+    **settings: Any,
+) -> Any:
+    """Declare an option, as the default of a command's parameter or of a field of a group.
+
+    Args:
+        help: What the option does.
+        default: Its default; ``...`` if it is required.
+        metavar: The name of its value in the help: by default N for integers, X for real numbers,
+            PATH for paths, else NAME.
+        flags: Its names, where they are not "--" and the parameter's name.
+        panel: The title of its group in the help.
+        shown: The default in words.
+        complete: A registry or a tuple of words that its value is completed from, or a function.
+        settings: Further arguments of ``typer.Option``, such as ``min``.
+    """
+    settings |= {"rich_help_panel": panel, "show_default": shown, "metavar": metavar or None}
+    settings["autocompletion"] = _completion(complete)
+    return typer.Option(default, *flags, help=help, **settings)
 
 
-def out_option(help: str) -> Any:
+def argument(
+    help: str, default: Any, metavar: str, complete: Complete = None, shown: str | bool = True
+) -> Any:
+    """Declare an argument as the default of a command's parameter; ``...`` if it is required."""
+    completion = _completion(complete)
+    return typer.Argument(
+        default, metavar=metavar, help=help, show_default=shown, autocompletion=completion
+    )
+
+
+def _completion(complete: Complete) -> Callable[..., list[str]] | None:
+    if isinstance(complete, tuple):
+        return lambda: list(complete)
+    return registered(complete) if isinstance(complete, str) else complete
+
+
+@dataclass_transform(frozen_default=True)
+def option_group(kind: type[Choices]) -> type[Choices]:
+    """A frozen dataclass of options: a command with such a parameter has them all."""
+    for name in kind.__annotations__:
+        declared = getattr(kind, name)
+        default = MISSING if declared.default is ... else declared.default
+        setattr(kind, name, field(default=default, metadata={"option": declared}))
+    return dataclass(frozen=True)(kind)
+
+
+def out_option(help: str, default: Path | None = None) -> Any:
     """An --out with its help; an empty name stays one."""
-    return typer.Option(parser=output_path, metavar="PATH", rich_help_panel=OUTPUT, help=help)
+    return option(help, default, "PATH", panel=OUTPUT, parser=output_path)
 
 
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Random seed.")]
-Out = Annotated[Path | None, out_option("Folder for results, tables and figures.")]
-Kept = Annotated[Path | None, out_option("Folder for results; the same command resumes there.")]
-Json = Annotated[
-    bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON document only.")
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", rich_help_panel=OUTPUT, help="No progress bars and no tables.")
-]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", rich_help_panel=OUTPUT, help="Time one product and predict the cost."
-    ),
-]
+DEVICES = ("cpu", "cuda")
+SEED = option("Random seed.", 0, min=0)
+OUT = out_option("Folder for results, tables and figures.")
+KEPT = out_option("Folder for results; the same command resumes there.")
+JSON = option("Print one JSON document only.", False, "", "--json", panel=OUTPUT)
+QUIET = option("No progress bars and no tables.", False, panel=OUTPUT)
+DRY_RUN = option("Time one product and predict the cost.", False, panel=OUTPUT)
+FACTORY = argument("module:function that returns a Problem, or a run folder.", ..., "FACTORY")
+CHECKPOINT = option("State-dict file or run folder; best or averaged of a run.", panel=PROBLEM)
+DEPTH = option("Lanczos steps (one product each).", 100, min=1)
+
+CurvatureChoice = StrEnum("CurvatureChoice", "hessian ggn fisher empirical_fisher covariance")
+NormChoice = StrEnum("NormChoice", "eval train frozen")
+Dtype = StrEnum("Dtype", "float32 float64 bfloat16")
+CURVATURE = option("hessian, ggn, fisher, empirical_fisher or covariance.", CurvatureChoice.hessian)
 
 
-class CurvatureChoice(StrEnum):
-    """The matrices that can be measured."""
-
-    hessian = "hessian"
-    ggn = "ggn"
-    fisher = "fisher"
-    empirical_fisher = "empirical_fisher"
-    covariance = "covariance"
-
-
-class NormChoice(StrEnum):
-    """How normalisation layers are evaluated."""
-
-    eval = "eval"
-    train = "train"
-    frozen = "frozen"
-
-
-class Dtype(StrEnum):
-    """The precision of the model."""
-
-    float32 = "float32"
-    float64 = "float64"
-    bfloat16 = "bfloat16"
-
-
-Factory = Annotated[
-    str,
-    typer.Argument(
-        metavar="FACTORY", help="module:function that returns a Problem, or a run folder."
-    ),
-]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PATH",
-        rich_help_panel=PROBLEM,
-        help="State-dict file or run folder; best or averaged of a run.",
-    ),
-]
-Curvature = Annotated[
-    CurvatureChoice,
-    typer.Option(metavar="NAME", help="hessian, ggn, fisher, empirical_fisher or covariance."),
-]
-Depth = Annotated[int, typer.Option(min=1, metavar="N", help="Lanczos steps (one product each).")]
-
-
-@dataclass(frozen=True)
+@option_group
 class Output:
     """Where results go."""
 
-    out: Out = None
-    as_json: Json = False
-    quiet: Quiet = False
+    out: Path | None = OUT
+    as_json: bool = JSON
+    quiet: bool = QUIET
 
 
-@dataclass(frozen=True)
+_problem = partial(option, panel=PROBLEM)
+
+
+@option_group
 class ProblemChoices:
     """What the command line says about a problem; None leaves it as the factory made it."""
 
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            rich_help_panel=PROBLEM,
-            help="Use a random subset of N samples.",
-            show_default="all",
-        ),
-    ] = None
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", rich_help_panel=PROBLEM, help="Random seed.")
-    ] = 0
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel=PROBLEM,
-            help="cpu, cuda, cuda:1, …",
-            show_default="the model's",
-            autocompletion=words("cpu", "cuda"),
-        ),
-    ] = None
-    dtype: Annotated[
-        Dtype | None,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel=PROBLEM,
-            help="float32, float64 or bfloat16.",
-            show_default="the model's",
-        ),
-    ] = None
-    norm: Annotated[
-        NormChoice | None,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel=PROBLEM,
-            help="Norm layers: eval, train, frozen.",
-            show_default="the factory's",
-        ),
-    ] = None
+    samples: int | None = _problem("Use a random subset of N samples.", shown="all", min=1)
+    seed: int = _problem("Random seed.", 0, min=0)
+    device: str | None = _problem("cpu, cuda, cuda:1, …", shown="the model's", complete=DEVICES)
+    dtype: Dtype | None = _problem("float32, float64 or bfloat16.", shown="the model's")
+    norm: NormChoice | None = _problem("Norm layers: eval, train, frozen.", shown="the factory's")
 
 
-@dataclass(frozen=True)
+_sampling = partial(option, panel="Sampling; what is not given is tuned")
+
+
+@option_group
 class SamplingChoices:
     """Settings of the chains; None leaves them to be tuned."""
 
-    chains: Annotated[int | None, _of(SAMPLING, "Number of chains.", min=1, show_default="4")] = (
-        None
+    chains: int | None = _sampling("Number of chains.", shown="4", min=1)
+    draws: int | None = _sampling("Draws per chain.", min=1)
+    burn_in: int | None = _sampling("Burn-in steps per chain.", min=0)
+    batch_size: int | None = _sampling("Batch size of a step.", min=1)
+    nbeta: str | None = _sampling(
+        'Inverse temperature nβ: a number, "n/log n" or batch.',
+        metavar="X",
+        shown="n/log n",
+        complete=("n/log n", "batch"),
     )
-    draws: Annotated[int | None, _of(SAMPLING, "Draws per chain.", min=1)] = None
-    burn_in: Annotated[int | None, _of(SAMPLING, "Burn-in steps per chain.", min=0)] = None
-    batch_size: Annotated[int | None, _of(SAMPLING, "Batch size of a step.", min=1)] = None
-    nbeta: Annotated[
-        str | None,
-        _of(
-            SAMPLING,
-            'Inverse temperature nβ: a number, "n/log n" or batch.',
-            "X",
-            show_default="n/log n",
-            autocompletion=words("n/log n", "batch"),
-        ),
-    ] = None
-    localization: Annotated[
-        float | None,
-        _of(SAMPLING, "Localization γ around the checkpoint.", "X", min=0, show_default="by rule"),
-    ] = None
-    step_size: Annotated[float | None, _of(SAMPLING, "Step size of the kernel.", "X", min=0)] = None
-    kernel: Annotated[
-        str | None,
-        _of(
-            SAMPLING,
-            "kinetic, sgld, hmc, mala, rmsprop_sgld, sghmc or sgnht.",
-            "NAME",
-            autocompletion=complete("kernel"),
-        ),
-    ] = None
-    tol: Annotated[
-        float | None, _of(SAMPLING, "Relative standard error to reach.", "X", show_default="0.03")
-    ] = None
-    max_gradients: Annotated[
-        int | None, _of(SAMPLING, "Most gradients over all chains.", min=100)
-    ] = None
+    localization: float | None = _sampling(
+        "Localization γ around the checkpoint.", shown="by rule", min=0
+    )
+    step_size: float | None = _sampling("Step size of the kernel.", min=0)
+    kernel: str | None = _sampling(
+        "kinetic, sgld, hmc, mala, rmsprop_sgld, sghmc or sgnht.", complete="kernel"
+    )
+    tol: float | None = _sampling("Relative standard error to reach.", shown="0.03")
+    max_gradients: int | None = _sampling("Most gradients over all chains.", min=100)
 
     def given(self) -> dict[str, Any]:
         """The settings that were given; a temperature that is a number becomes one."""
@@ -379,199 +336,137 @@ class SamplingChoices:
             return chosen
 
 
-DATA, STEPS, TRACKING = "Model and data", "Optimisation", "Tracking"
+_data = partial(option, panel="Model and data")
 
 
-@dataclass(frozen=True)
+@option_group
 class RecipeChoices:
     """The model and the data of a training run."""
 
-    model: Annotated[
-        str,
-        _of(DATA, "Network; an unknown name lists all.", "NAME", autocompletion=complete("model")),
-    ]
-    data: Annotated[
-        str,
-        _of(
-            DATA,
-            "Data set; an unknown name lists all.",
-            "NAME",
-            autocompletion=complete("data set"),
-        ),
-    ]
-    model_option: Annotated[
-        list[str] | None, _of(DATA, 'Such as "widths=(64,32)"; repeatable.', "OPTION")
-    ] = None
-    data_option: Annotated[
-        list[str] | None, _of(DATA, "Such as normalization=standard; repeatable.", "OPTION")
-    ] = None
-    samples: Annotated[
-        int | None, _of(DATA, "Train on the first N samples.", min=1, show_default="all")
-    ] = None
-    seed: Annotated[int, _of(DATA, "Random seed.", min=0)] = 0
+    model: str = _data("Network; an unknown name lists all.", ..., complete="model")
+    data: str = _data("Data set; an unknown name lists all.", ..., complete="data set")
+    model_option: list[str] | None = _data('Such as "widths=(64,32)"; repeatable.', None, "OPTION")
+    data_option: list[str] | None = _data(
+        "Such as normalization=standard; repeatable.", None, "OPTION"
+    )
+    samples: int | None = _data("Train on the first N samples.", shown="all", min=1)
+    seed: int = _data("Random seed.", 0, min=0)
 
 
-@dataclass(frozen=True)
+_step, _track, _keep = (
+    partial(option, panel=title) for title in ("Optimisation", "Tracking", OUTPUT)
+)
+
+
+@option_group
 class TrainingChoices:
     """How a training run goes, what it tracks and what it keeps."""
 
-    optimizer: Annotated[
-        str,
-        _of(
-            STEPS,
-            "Optimiser; an unknown name lists all.",
-            "NAME",
-            autocompletion=complete("optimizer"),
-        ),
-    ] = "sgd"
-    lr: Annotated[
-        float | None,
-        _of(STEPS, "Learning rate.", "X", show_default="sgd 0.1, momentum 0.9; else its own"),
-    ] = None
-    epochs: Annotated[int, _of(STEPS, "Passes over the training data.", min=1)] = 10
-    batch_size: Annotated[int, _of(STEPS, "Batch size.", min=1)] = 128
-    schedule: Annotated[
-        str | None,
-        _of(
-            STEPS, 'cosine, "step:milestones=(6,8)", …', "NAME", autocompletion=complete("schedule")
-        ),
-    ] = None
-    regularizer: Annotated[
-        list[str] | None,
-        _of(STEPS, "l2:rate=1e-4, …; repeatable.", "NAME", autocompletion=complete("regularizer")),
-    ] = None
-    averaging: Annotated[
-        str | None,
-        _of(
-            STEPS,
-            "average:start=161, ema:unit=step, …",
-            "NAME",
-            autocompletion=words("average", "ema"),
-        ),
-    ] = None
-    lookahead: Annotated[int | None, _of(STEPS, "Wrap in Lookahead of N steps.", min=1)] = None
-    accumulate: Annotated[int, _of(STEPS, "Batches per optimiser step.", min=1)] = 1
-    clip: Annotated[float | None, _of(STEPS, "Clip the gradient norm to X.", "X")] = None
-    augment: Annotated[
-        bool, typer.Option("--augment", rich_help_panel=STEPS, help="Random crops and flips.")
-    ] = False
-    precision: Annotated[
-        str,
-        _of(
-            STEPS,
-            "float32, bfloat16 or float16.",
-            "NAME",
-            autocompletion=words("float32", "bfloat16", "float16"),
-        ),
-    ] = "float32"
-    early_stopping: Annotated[
-        int | None, _of(STEPS, "Stop after N epochs without improvement.", min=1)
-    ] = None
-    device: Annotated[
-        str, _of(STEPS, "cpu, cuda, …", "NAME", autocompletion=words("cpu", "cuda"))
-    ] = "cpu"
-    track: Annotated[
-        str,
-        _of(
-            TRACKING,
-            "Comma-separated: llc, trace, spectrum, top, …",
-            "NAMES",
-            autocompletion=complete("tracker"),
-        ),
-    ] = ""
-    track_every: Annotated[int, _of(TRACKING, "Epochs (or steps) between.", min=1)] = 1
-    track_unit: Annotated[
-        str, _of(TRACKING, "epoch or step.", "NAME", autocompletion=words("epoch", "step"))
-    ] = "epoch"
-    track_samples: Annotated[
-        int | None, _of(TRACKING, "Samples to measure on.", min=2, show_default="1000")
-    ] = None
-    curvature_samples: Annotated[
-        int | None,
-        _of(TRACKING, "For the optimiser's curvature.", min=1, show_default="batch size"),
-    ] = None
-    checkpoint_every: Annotated[int, _of(OUTPUT, "Epochs between checkpoints.", min=1)] = 1
-    checkpoint_steps: Annotated[
-        int | None, _of(OUTPUT, "Also checkpoint every N steps.", min=1)
-    ] = None
-    keep: Annotated[int, _of(OUTPUT, "Checkpoints to keep, beside the best.", min=1)] = 2
-    resume: Annotated[
-        bool, typer.Option("--resume", rich_help_panel=OUTPUT, help="Resume the run in --out.")
-    ] = False
-    log: Annotated[
-        str,
-        _of(
-            OUTPUT,
-            "csv, tensorboard, wandb, mlflow.",
-            "NAMES",
-            autocompletion=words("csv", "tensorboard", "wandb", "mlflow"),
-        ),
-    ] = ""
+    optimizer: str = _step("Optimiser; an unknown name lists all.", "sgd", complete="optimizer")
+    lr: float | None = _step("Learning rate.", shown="sgd 0.1, momentum 0.9; else its own")
+    epochs: int = _step("Passes over the training data.", 10, min=1)
+    batch_size: int = _step("Batch size.", 128, min=1)
+    schedule: str | None = _step('cosine, "step:milestones=(6,8)", …', complete="schedule")
+    regularizer: list[str] | None = _step("l2:rate=1e-4, …; repeatable.", complete="regularizer")
+    averaging: str | None = _step(
+        "average:start=161, ema:unit=step, …", complete=("average", "ema")
+    )
+    lookahead: int | None = _step("Wrap in Lookahead of N steps.", min=1)
+    accumulate: int = _step("Batches per optimiser step.", 1, min=1)
+    clip: float | None = _step("Clip the gradient norm to X.")
+    augment: bool = _step("Random crops and flips.", False)
+    precision: str = _step(
+        "float32, bfloat16 or float16.", "float32", complete=("float32", "bfloat16", "float16")
+    )
+    early_stopping: int | None = _step("Stop after N epochs without improvement.", min=1)
+    device: str = _step("cpu, cuda, …", "cpu", complete=DEVICES)
+    track: str = _track(
+        "Comma-separated: llc, trace, spectrum, top, …", "", "NAMES", complete="tracker"
+    )
+    track_every: int = _track("Epochs (or steps) between.", 1, min=1)
+    track_unit: str = _track("epoch or step.", "epoch", complete=("epoch", "step"))
+    track_samples: int | None = _track("Samples to measure on.", shown="1000", min=2)
+    curvature_samples: int | None = _track(
+        "For the optimiser's curvature.", shown="batch size", min=1
+    )
+    checkpoint_every: int = _keep("Epochs between checkpoints.", 1, min=1)
+    checkpoint_steps: int | None = _keep("Also checkpoint every N steps.", min=1)
+    keep: int = _keep("Checkpoints to keep, beside the best.", 2, min=1)
+    resume: bool = _keep("Resume the run in --out.", False)
+    log: str = _keep(
+        "csv, tensorboard, wandb, mlflow.",
+        "",
+        "NAMES",
+        complete=("csv", "tensorboard", "wandb", "mlflow"),
+    )
 
 
-READING = "Reading files"
+@option_group
+class SweepChoices:
+    """Which cells of experiments run, and where."""
+
+    scale: str = option(
+        "smoke (seconds), cpu (15 minutes on two cores) or paper (a GPU).",
+        "cpu",
+        complete=("smoke", "cpu", "paper"),
+    )
+    jobs: int = option("Cells in parallel; a cluster uses all its workers.", 1, min=1)
+    backend: str = option(
+        "Where cells run: loky (this machine), dask or ray.",
+        "loky",
+        complete=("loky", "dask", "ray"),
+    )
+    address: str | None = option(
+        "Dask or ray cluster, or auto (ray).", None, "URL", shown="a local one"
+    )
+    only: str | None = option('Only cells such as "alpha=0.1 seed=3".', None, "TEXT")
+    device: str = option("cpu or cuda.", "cpu", complete=DEVICES)
+    resume: bool = option("Keep finished cells, or start over.", True, "", "--resume/--fresh")
 
 
-@dataclass(frozen=True)
+_read = partial(option, panel="Reading files")
+
+
+@option_group
 class GraphReading:
     """How graph files are read."""
 
-    format: Annotated[
-        str | None,
-        _of(
-            READING,
-            "edges, gml, mtx or npz.",
-            "NAME",
-            show_default="by suffix",
-            autocompletion=words("edges", "gml", "mtx", "npz"),
-        ),
-    ] = None
-    unweighted: Annotated[
-        bool,
-        typer.Option("--unweighted", rich_help_panel=READING, help="Give every edge the weight 1."),
-    ] = False
-    loops: Annotated[
-        str, _of(READING, "Self-loops: drop or keep.", "NAME", autocompletion=words("drop", "keep"))
-    ] = "drop"
-    duplicates: Annotated[
-        str,
-        _of(
-            READING,
-            "Repeated edges: max, sum, mean or refuse.",
-            "NAME",
-            autocompletion=words("max", "sum", "mean", "refuse"),
-        ),
-    ] = "max"
-    directed: Annotated[
-        str,
-        _of(
-            READING,
-            "Unequal directions: max, sum, mean, mutual or refuse.",
-            "NAME",
-            autocompletion=words("max", "sum", "mean", "mutual", "refuse"),
-        ),
-    ] = "max"
+    format: str | None = _read(
+        "edges, gml, mtx or npz.", shown="by suffix", complete=("edges", "gml", "mtx", "npz")
+    )
+    unweighted: bool = _read("Give every edge the weight 1.", False)
+    loops: str = _read("Self-loops: drop or keep.", "drop", complete=("drop", "keep"))
+    duplicates: str = _read(
+        "Repeated edges: max, sum, mean or refuse.",
+        "max",
+        complete=("max", "sum", "mean", "refuse"),
+    )
+    directed: str = _read(
+        "Unequal directions: max, sum, mean, mutual or refuse.",
+        "max",
+        complete=("max", "sum", "mean", "mutual", "refuse"),
+    )
 
 
-def with_groups(command: Callable[..., int]) -> Callable[..., int]:
-    """A command whose dataclass parameters become options, one per field, in order."""
-    hints = get_type_hints(command, include_extras=True)
+def _with_groups(command: Callable[..., int | None]) -> Callable[..., int | None]:
+    """A command whose parameters that are groups become options, one per field, in order."""
+    hints = get_type_hints(command)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
-            inner = get_type_hints(groups[name], include_extras=True)
+            inner = get_type_hints(groups[name])
             parameters += [
-                _option(field.name, inner[field.name], field.default)
-                for field in fields(groups[name])
+                _parameter(each.name, inner[each.name], each.metadata["option"])
+                for each in fields(groups[name])
             ]
         else:
-            parameters.append(_option(name, hints[name], parameter.default))
+            parameters.append(_parameter(name, hints[name], parameter.default))
 
-    def whole(**given: Any) -> int:
+    def whole(**given: Any) -> int | None:
         plain = {k: v.value if isinstance(v, Enum) else v for k, v in given.items()}
         for name, group in groups.items():
-            plain[name] = group(**{field.name: plain.pop(field.name) for field in fields(group)})
+            plain[name] = group(**{each.name: plain.pop(each.name) for each in fields(group)})
         return command(**plain)
 
     whole.__name__, whole.__doc__ = command.__name__, command.__doc__
@@ -580,6 +475,16 @@ def with_groups(command: Callable[..., int]) -> Callable[..., int]:
     return whole
 
 
-def _option(name: str, hint: Any, default: Any) -> inspect.Parameter:
-    default = inspect.Parameter.empty if default is MISSING else default
+METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
+
+
+def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    """A parameter as Typer reads it, whose option knows its value's name, and a flag no "--no-"."""
+    if isinstance(default, OptionInfo):
+        default = copy(default)
+        kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+        if kinds != [bool]:
+            default.metavar = default.metavar or METAVARS.get(kinds[0], "NAME")
+        elif not default.param_decls:
+            default.param_decls = (f"--{name.replace('_', '-')}",)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 from lambdahat.cli.exits import FAILED, NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
+from lambdahat.cli.options import SweepChoices
 from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import label_of
@@ -29,20 +30,6 @@ from lambdahat.results import write_atomically
 
 DEMO_SCALE = "cpu"
 CLAIMS_HEADER = ("verdict", "claim", "source", "published", "here")
-
-
-@dataclass(frozen=True)
-class ExperimentChoices:
-    """What the command line says of a sweep."""
-
-    out: Path
-    scale: str = "cpu"
-    jobs: int = 1
-    backend: str = "loky"
-    address: str | None = None
-    only: str | None = None
-    device: str = "cpu"
-    resume: bool = True
 
 
 def select_names(names: list[str] | None, everything: bool) -> list[str]:
@@ -77,7 +64,9 @@ def list_experiments() -> None:
     )
 
 
-def run_reproduce(names: list[str], choices: ExperimentChoices, as_json: bool, quiet: bool) -> int:
+def run_reproduce(
+    names: list[str], out: Path, choices: SweepChoices, as_json: bool, quiet: bool
+) -> int:
     """Run experiments, print and write; 0 whatever the verdicts, for a claim that does not hold is
     a finding.
 
@@ -89,33 +78,34 @@ def run_reproduce(names: list[str], choices: ExperimentChoices, as_json: bool, q
     for experiment in experiments:
         with bars(quiet):
             command = " ".join(["lambdahat", *sys.argv[1:]])
-            options = {name: value for name, value in vars(choices).items() if name != "out"}
-            store = sweep(experiment, choices.out, command=command, **options)
+            store = sweep(experiment, out, command=command, **asdict(choices))
         code = max(code, say_errors(store))
         if len(store.rows()) == 0:
             continue
         outcome = findings(experiment, store)
         code = max(code, say_notes(store, outcome))
-        write_tables(experiment, outcome, choices.out / f"{experiment.name}-{choices.scale}")
+        write_tables(experiment, outcome, out / f"{experiment.name}-{choices.scale}")
         documents.append(document(experiment, store, outcome))
         if not (as_json or quiet):
             show(experiment, choices.scale, outcome)
-    if any(len(store.rows()) for store in stores_in(choices.out)):
-        page = page_of_stores(choices.out, choices.out / "report.html")
+    if any(len(store.rows()) for store in stores_in(out)):
+        page = page_of_stores(out, out / "report.html")
         if not (as_json or quiet):
-            print(f"written to {choices.out}; open {page}")
+            print(f"written to {out}; open {page}")
     if as_json:
         print_json(documents)
     return code
 
 
-def run_forecast(names: list[str], choices: ExperimentChoices, as_json: bool, quiet: bool) -> int:
+def run_forecast(
+    names: list[str], out: Path, choices: SweepChoices, as_json: bool, quiet: bool
+) -> int:
     """What the missing cells would take, from a few of them run for a few epochs."""
     documents = []
     for experiment in [published.find(name) for name in names]:
         scale, only, device = choices.scale, choices.only, choices.device
         with bars(quiet):
-            forecasts = [*forecast(experiment, choices.out, scale=scale, only=only, device=device)]
+            forecasts = [*forecast(experiment, out, scale=scale, only=only, device=device)]
         known = [row for row in forecasts if not math.isnan(row.seconds)]
         cells = sum(row.cells for row in forecasts)
         totals = {

@@ -6,28 +6,18 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from lambdahat.cli.exits import InputError, say
+from lambdahat.cli.options import argument, option
 
 
 def watch(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder of a run, a sweep or a measurement.")
-    ],
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, metavar="N", help="Port of the page; 0 takes a free one."),
-    ] = 0,
-    host: Annotated[
-        str, typer.Option(metavar="NAME", help="Address; another one opens it to other machines.")
-    ] = "127.0.0.1",
-    open_page: Annotated[
-        bool | None,
-        typer.Option("--open/--no-open", help="Open a browser.", show_default="with a display"),
-    ] = None,
+    folder: Path = argument("Folder of a run, a sweep or a measurement.", ..., "FOLDER"),
+    port: int = option("Port of the page; 0 takes a free one.", 0, min=0, max=65535),
+    host: str = option("Address; another one opens it to other machines.", "127.0.0.1"),
+    open_page: bool | None = option(
+        "Open a browser.", None, "", "--open/--no-open", shown="with a display"
+    ),
 ) -> None:
     """Follow runs, sweeps and measurements in the browser."""
     from lambdahat.report.live import LiveServer
