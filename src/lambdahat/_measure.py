@@ -252,13 +252,13 @@ def _require_same_settings(every: Mapping[str, Sequence[Measurement]]) -> None:
     settings: dict[str, tuple[str, Any]] = {}
     for name, measurements in every.items():
         for one in measurements:
-            told = {key: one.about.get(key) for key in ("samples", "loss", "curvature")}
+            facts = {key: one.about.get(key) for key in ("samples", "loss", "curvature")}
             if "first_sample" in one.about:  # measurements of early versions do not tell
-                told["data"] = one.about["first_sample"]
+                facts["data"] = one.about["first_sample"]
             coefficient = one.results.get("llc")
             for key in ("nbeta", "localization"):
-                told[key] = getattr(coefficient, key, None)
-            for key, value in told.items():
+                facts[key] = getattr(coefficient, key, None)
+            for key, value in facts.items():
                 first, known = settings.setdefault(key, (name, value))
                 require(
                     _is_close(known, value),

@@ -156,13 +156,13 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Tensor]:
             stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         cure = "save model.state_dict() with torch.save, or with safetensors"
-        told = one_line(error)
-        told = (
+        cause = one_line(error)
+        cause = (
             "it holds other things than tensors, or is damaged"
-            if "weights_only" in told
-            else told[:120]
+            if "weights_only" in cause
+            else cause[:120]
         )
-        raise InputError(f"{option}: {path} is not a state dict ({told}); {cure}") from error
+        raise InputError(f"{option}: {path} is not a state dict ({cause}); {cure}") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]

@@ -106,7 +106,7 @@ def run_compare(
         for name, paths in named_checkpoints(checkpoints).items()
     }
     with bars(quiet), foreign_output():
-        found = compare(problems, **question)
+        comparison = compare(problems, **question)
     header = ("quantity", "name", "value ± error", "seeds", "status")
     rows = [
         (
@@ -116,24 +116,29 @@ def run_compare(
             str(row["n"]),
             row["status"],
         )
-        for row in found.table()
+        for row in comparison.table()
     ]
-    title = settings_text(found.settings)
+    title = settings_text(comparison.settings)
     if out is not None:
-        found.save(out / "comparison.json")
+        comparison.save(out / "comparison.json")
         text = text_table(header, rows, title)
         write_atomically(out / "table.txt", f"{text}\n".encode())
-        save_figure(plot(found), out / "comparison.png", dpi=110)
+        save_figure(plot(comparison), out / "comparison.png", dpi=110)
     if as_json:
-        print_json({"settings": dict(found.settings), "results": found.table()})
+        print_json({"settings": dict(comparison.settings), "results": comparison.table()})
     elif not quiet:
         print_table(header, rows, title)
-        several = any(len(found) > 1 for part in found.readings.values() for found in part.values())
+        several = any(
+            len(each) > 1 for part in comparison.readings.values() for each in part.values()
+        )
         print("± is one standard error over the seeds." if several else NOTE)
         if out is not None:
             print(f"written to {out}")
     every = [
-        one.status for part in found.readings.values() for each in part.values() for one in each
+        one.status
+        for part in comparison.readings.values()
+        for each in part.values()
+        for one in each
     ]
     for status in dict.fromkeys(status for status in every if not status.ok):
         say(f"{status.name}: {status.value}")

@@ -28,10 +28,10 @@ from lambdahat.cli.options import (
     SamplingChoices,
     argument,
     known_names,
+    names_completion,
     option,
     option_group,
     out_option,
-    registered,
 )
 
 HEAD = '''"""The problem for `lambdahat measure {module}:make_problem`.
@@ -158,7 +158,7 @@ def measure(
     )
 
 
-COMPARED = registered("quantity", "eigenvalues", "loss")
+COMPARED = names_completion("quantity", "eigenvalues", "loss")
 
 
 def compare(

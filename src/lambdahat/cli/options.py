@@ -81,7 +81,7 @@ def require_known(kind: str, name: str, option: str, cure: str = "") -> None:
     require_choice(name, option, known_names(kind), cure)
 
 
-def registered(kind: str, *others: str) -> Callable[[str], list[str]]:
+def names_completion(kind: str, *others: str) -> Callable[[str], list[str]]:
     """The completion of a name in a registry, or of the last of a comma-separated list."""
 
     def names(incomplete: str) -> list[str]:
@@ -242,7 +242,7 @@ def argument(
 def _completion(complete: Complete) -> Callable[..., list[str]] | None:
     if isinstance(complete, tuple):
         return lambda: list(complete)
-    return registered(complete) if isinstance(complete, str) else complete
+    return names_completion(complete) if isinstance(complete, str) else complete
 
 
 @dataclass_transform(frozen_default=True)

@@ -69,11 +69,11 @@ def _chain_charts(result: Chains | LearningCoefficient, chains: Chains) -> list[
     )
     sensitivity = result.sensitivity if isinstance(result, LearningCoefficient) else None
     slope = float(sensitivity.localization) if sensitivity is not None else math.nan
-    told = (
+    caption = (
         f"Doubling γ changes λ̂ by about {math.log(2) * slope:.2g}." if math.isfinite(slope) else ""
     )
     distances = _trace_chart(
-        chains, chains.distances, "Distance from the centre", "distance ‖w − w*‖", told
+        chains, chains.distances, "Distance from the centre", "distance ‖w − w*‖", caption
     )
     charts = [_running(result, chains), traces, distances]
     if (chains.acceptances < 1).any():
@@ -316,12 +316,12 @@ def _(sweep: Sweep) -> list[Chart]:
             look = {"mark": "cross", "colour": colour, "legend": not lost}
             x, y = numbers(sizes[gone]), numbers(heights[gone])
             lost.append(Series("diverged", x, y, None, "rug", **look))
-    found = sweep.coefficient
-    name, point = f"chosen by llc: λ̂ = {value_text(found)}", [(sweep.chosen[0], found)]
+    coefficient = sweep.coefficient
+    name, point = f"chosen by llc: λ̂ = {value_text(coefficient)}", [(sweep.chosen[0], coefficient)]
     chosen = interval_series(name, point, colour="ink", mark="star")
     wide = is_wide(value for series in values for value in series.y)
     caption = f"By SGLD, γ {gamma_text(sweep.localization)}, batches of {sweep.batch_size:,}."
-    title = with_status("λ̂ over step sizes", found.status)
+    title = with_status("λ̂ over step sizes", coefficient.status)
     curves = (*values, *lost, chosen)
     look = {"y_range": (-0.03, 1.03), "x_lines": (("chosen by llc", sweep.chosen[0]),)}
     return [

@@ -308,8 +308,10 @@ def _draw_legend(chart: Chart, axes: Axes) -> None:
         range(len(labels)),
         key=lambda i: order.index(labels[i]) if labels[i] in order else len(order),
     )
-    told = len(labels) > 1 or any(series.published or not series.legend for series in chart.series)
-    if not labels or not told or len(labels) > MOST:
+    needed = len(labels) > 1 or any(
+        series.published or not series.legend for series in chart.series
+    )
+    if not labels or not needed or len(labels) > MOST:
         return
     place: dict[str, Any] = {}
     if chart.heat is not None:
@@ -732,16 +734,16 @@ def _(comparison: Comparison, name: str) -> str:
     least, most = by_value[0], by_value[-1]
     values = {one: comparison.value(quantity, one) for one in names}
     apart = comparison.difference(quantity, most, least)
-    told = larger_text(most, values[most], least, values[least], apart)
-    return f"{sentence(label_text(quantity))}: {told}"
+    text = larger_text(most, values[most], least, values[least], apart)
+    return f"{sentence(label_text(quantity))}: {text}"
 
 
 @headline_of.register
 def _(measurement: Measurement, name: str) -> str:
     """λ̂ where there is one, and the first of the other results."""
-    found = measurement.results
-    order = sorted(found, key=lambda one: not isinstance(found[one], LearningCoefficient))
-    told = (headline_of(found[one], one) for one in order)
-    first, *rest = [*filter(None, told)][:FIRST] or [""]
+    results = measurement.results
+    order = sorted(results, key=lambda one: not isinstance(results[one], LearningCoefficient))
+    headlines = (headline_of(results[one], one) for one in order)
+    first, *rest = [*filter(None, headlines)][:FIRST] or [""]
     lower = (one[0].lower() + one[1:] if one[1:2].islower() else one for one in rest)
     return "; ".join([first, *lower])

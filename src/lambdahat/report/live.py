@@ -487,10 +487,10 @@ class MeasurementSource(LiveSource):
         for row in Measurement({name: one for name, (_, one) in self._results.items()}).table():
             status, quantity = Status[row["status"]], str(row["quantity"])
             whole = quantity.replace("[", ".").partition(".")[0]
-            told = (whole, status) in seen  # the parts of a result have its status
+            repeated = (whole, status) in seen  # the parts of a result have its status
             seen.add((whole, status))
             text = _short(row["value"], row["stderr"])
-            words = ("", "") if told else (status.name, status.value)
+            words = ("", "") if repeated else (status.name, status.value)
             facts.append(_fact(label_text(quantity), text, *words))
         left = [name for name in self._asked if name not in self._results]
         return facts + [

@@ -307,11 +307,11 @@ def _statuses(section: Section) -> list[str]:
     parts = [part for one in section.verdicts for part in (one.claim, one.evidence)]
     drawn = [one for chart in section.charts for one in chart.series]
     parts += [one.statuses[place] for one in drawn for place in one.hollow]
-    told = " ".join(parts)
+    text = " ".join(parts)
     return [
         f"{status.name}: {status.value}"
         for status in Status
-        if re.search(rf"\b{status.name}\b", told)
+        if re.search(rf"\b{status.name}\b", text)
     ]
 
 

@@ -272,8 +272,8 @@ def _hollow(trace: Trace, series: Series, colour: str) -> Trace:
         if side in trace:
             hollow[side] = {key: part(value) for key, value in trace[side].items()}
     hollow["hovertext"] = [series.statuses[place] for place in places]
-    told = trace["hovertemplate"].replace("<extra>", " %{hovertext}<extra>")
-    return hollow | {"hovertemplate": told, "showlegend": False}
+    hover = trace["hovertemplate"].replace("<extra>", " %{hovertext}<extra>")
+    return hollow | {"hovertemplate": hover, "showlegend": False}
 
 
 def _bar(colour: str, turn: int, published: bool) -> dict[str, Any]:
@@ -454,14 +454,14 @@ def _layout(chart: Chart) -> dict[str, Any]:
             else 340
         ),
     }
-    told = [series for series in chart.series if series.legend and not series.faint]
+    labelled = [series for series in chart.series if series.legend and not series.faint]
     if heat is None:
-        layout["showlegend"] = len(told) > 1 or any(
+        layout["showlegend"] = len(labelled) > 1 or any(
             series.published or not series.legend for series in chart.series
         )
         layout["barmode"] = "group" if side_by_side(chart) else "overlay"
         layout["shapes"], layout["annotations"] = _marks(chart)
-    elif told or heat.beside is not None:
+    elif labelled or heat.beside is not None:
         layout["showlegend"] = True
     if any(series.style == "rug" for series in chart.series):
         layout["yaxis2"] = {
@@ -595,8 +595,8 @@ def _flip(figure: dict[str, Any]) -> dict[str, Any]:
     """The figure with x down the left side, its first place on top."""
     data = [_swap(trace) for trace in figure["data"]]
     for trace in data:
-        told = trace.get("hovertemplate", "").replace("%{x", "%{·").replace("%{y", "%{x")
-        trace["hovertemplate"] = told.replace("%{·", "%{y")
+        hover = trace.get("hovertemplate", "").replace("%{x", "%{·").replace("%{y", "%{x")
+        trace["hovertemplate"] = hover.replace("%{·", "%{y")
         if trace["type"] == "bar":
             trace["orientation"] = "h"
     layout = _swap(figure["layout"])

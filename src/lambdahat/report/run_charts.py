@@ -79,9 +79,9 @@ def _(run: Run) -> list[Chart]:
     charts = []
     for label, columns in panels.items():
         series = [
-            found
+            curve
             for name, text in columns.items()
-            if (found := _curve(run, name, text)) is not None
+            if (curve := _curve(run, name, text)) is not None
         ]
         if label in EIGENVALUES:
             series += _stability(run, columns, EIGENVALUES[label])
@@ -162,8 +162,8 @@ def _(run: Run, name: str) -> str:
         return "No epoch was finished"
     fell = f"Training loss {losses[0]:.4g} → {losses[-1]:.4g} in {count_text(len(run), 'epoch')}"
     best = {key: run.best[key] for key in ACCURACIES if _finite(run.best.get(key))}
-    told = [f"{ACCURACIES[key]} accuracy {value:.4g}" for key, value in best.items()]
-    return "; ".join([fell, *told])
+    accuracies = [f"{ACCURACIES[key]} accuracy {value:.4g}" for key, value in best.items()]
+    return "; ".join([fell, *accuracies])
 
 
 def _best(run: Run) -> list[Series]:
@@ -263,14 +263,14 @@ def _(advice: Advice) -> list[Chart]:
     marks: list[Mark] = []
     ends: list[Mark] = []
     if isinstance(levels, BatchLevels):
-        told = _batch_rates(advice)
+        limits = _batch_rates(advice)
     elif rates:
-        told, marks, ends = _rates(advice, levels)
+        limits, marks, ends = _rates(advice, levels)
     else:
-        told = _damping(advice, levels)
+        limits = _damping(advice, levels)
     trained = _advice_for(advice, "stable rate by training")
     if rates and trained:
-        told.append(interval_series("by training", trained, colour="green"))
+        limits.append(interval_series("by training", trained, colour="green"))
     bound = "Largest stable learning rate" if rates else "Least stable damping"
     label = "learning rate" if rates else "damping"
     log: dict[str, Any] = {"x_log": True, "y_log": True}
@@ -279,7 +279,7 @@ def _(advice: Advice) -> list[Chart]:
             f"{bound}, {advice.rule}",
             BATCH,
             label,
-            tuple(told),
+            tuple(limits),
             lines=tuple(marks),
             x_lines=tuple(ends),
             **log,

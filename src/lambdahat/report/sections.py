@@ -267,9 +267,9 @@ def _key_first(charts: Sequence[Chart], lead: Verdict | None) -> tuple[Chart, ..
     """The charts, first the one whose labels have most words of the claim that the headline tells;
     of several the first.
     """
-    told = set(re.findall(r"\w+", lead.claim)) if lead is not None else set[str]()
+    words = set(re.findall(r"\w+", lead.claim)) if lead is not None else set[str]()
     shared = [
-        len(told.intersection(re.findall(r"\w+", f"{chart.title} {chart.y_label}")))
+        len(words.intersection(re.findall(r"\w+", f"{chart.title} {chart.y_label}")))
         for chart in charts
     ]
     key = shared.index(max(shared)) if shared else 0
@@ -348,8 +348,10 @@ def section_of_result(name: str, result: Any) -> Section:
 def _in_words(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of a measurement's table, the value with its error in one cell."""
     value = value_text(Estimate(row["value"], row["stderr"]))
-    told = {"quantity": label_text(row["quantity"]), "value ± standard error": value}
-    return told | {key: part for key, part in row.items() if key not in ("value", "stderr", *told)}
+    columns = {"quantity": label_text(row["quantity"]), "value ± standard error": value}
+    return columns | {
+        key: part for key, part in row.items() if key not in ("value", "stderr", *columns)
+    }
 
 
 def _parts(name: str, result: Any) -> list[tuple[str, Any]]:

@@ -183,9 +183,13 @@ def _(pairs: Eigenpairs) -> list[Chart]:
 
 @headline_of.register
 def _(pairs: Eigenpairs, name: str) -> str:
-    found = [estimate for estimate, _ in pairs]
-    top = max(found, key=lambda one: abs(float(one)))
-    others = f"; the last of {len(found)} is {float(found[-1]):.4g}" if len(found) > 1 else ""
+    estimates = [estimate for estimate, _ in pairs]
+    top = max(estimates, key=lambda one: abs(float(one)))
+    others = (
+        f"; the last of {len(estimates)} is {float(estimates[-1]):.4g}"
+        if len(estimates) > 1
+        else ""
+    )
     return f"The eigenvalue of largest magnitude is {value_text(top)}{others}"
 
 
@@ -364,10 +368,10 @@ def _(batches: BatchEigenvalues) -> list[Chart]:
 
 
 @charts_of.register
-def _(found: GraphSpectrum) -> list[Chart]:
+def _(graph: GraphSpectrum) -> list[Chart]:
     """The density over [0, 2] on a logarithmic axis."""
     places = 1 - np.cos(np.linspace(0.0, math.pi, POINTS + 101))
-    values = found.density.evaluate(places)
+    values = graph.density.evaluate(places)
     floor = float(values.max()) * 10.0**-GRAPH_DECADES
     series = Series(
         "density",
@@ -375,28 +379,34 @@ def _(found: GraphSpectrum) -> list[Chart]:
         [value if value > floor / 100 else None for value in numbers(values)],
     )
     sizes = (
-        count_text(found.nodes, "node"),
-        count_text(found.edges, "edge"),
-        count_text(len(found.moments) - 1, "moment"),
+        count_text(graph.nodes, "node"),
+        count_text(graph.edges, "edge"),
+        count_text(len(graph.moments) - 1, "moment"),
     )
     look: Any = {"y_range": (floor, 2 * float(values.max())), "x_range": (-0.05, 2.05)}
-    title, caption = with_status(f"Spectrum of {found.name}", found.status), f"{', '.join(sizes)}."
+    title, caption = with_status(f"Spectrum of {graph.name}", graph.status), f"{', '.join(sizes)}."
     return [Chart(title, LAPLACIAN, PER_UNIT, (series,), y_log=True, caption=caption, **look)]
 
 
 @charts_of.register
-def _(found: Clusters) -> list[Chart]:
+def _(clusters: Clusters) -> list[Chart]:
     """The density, the gap shaded and its minimum λ* marked, on an axis that shows small
     eigenvalues.
     """
-    if found.spectrum is None:
-        return [interval_chart(with_status(f"{value_text(found)} clusters", found.status), found)]
-    (chart,) = charts_of(found.spectrum)
-    known = math.isfinite(found.cut)
-    count = f"{value_text(found)} clusters" if known else "no gap"
-    inside = [("gap", gap.low, gap.high) for gap in found.gaps if gap.low <= found.cut <= gap.high]
-    cut = ((f"λ* = {found.cut:.3g}", found.cut),) if known else ()
-    title = with_status(f"{found.spectrum.name}: {count}", found.status)
+    if clusters.spectrum is None:
+        return [
+            interval_chart(
+                with_status(f"{value_text(clusters)} clusters", clusters.status), clusters
+            )
+        ]
+    (chart,) = charts_of(clusters.spectrum)
+    known = math.isfinite(clusters.cut)
+    count = f"{value_text(clusters)} clusters" if known else "no gap"
+    inside = [
+        ("gap", gap.low, gap.high) for gap in clusters.gaps if gap.low <= clusters.cut <= gap.high
+    ]
+    cut = ((f"λ* = {clusters.cut:.3g}", clusters.cut),) if known else ()
+    title = with_status(f"{clusters.spectrum.name}: {count}", clusters.status)
     roots: Any = {"x_range": (0.0, 2.0), "x_root": True}
     return [
         dataclasses.replace(chart, title=title, x_bands=tuple(inside[:1]), x_lines=cut, **roots)
@@ -404,14 +414,14 @@ def _(found: Clusters) -> list[Chart]:
 
 
 @charts_of.register
-def _(found: Similarity) -> list[Chart]:
+def _(similarity: Similarity) -> list[Chart]:
     """The divergences as a map, similar graphs beside each other, and the tree of clusters."""
-    order = found.order()
-    names = [found.names[place] for place in order]
-    values = [numbers(line) for line in found.divergences[np.ix_(order, order)]]
+    order = similarity.order()
+    names = [similarity.names[place] for place in order]
+    values = [numbers(line) for line in similarity.divergences[np.ix_(order, order)]]
     heat = Heat(names, names, values, "divergence", log=True)
-    title = with_status("Symmetric KL divergence between spectra", found.status)
-    return [Chart(title, "graph", "graph", heat=heat), _tree(found)]
+    title = with_status("Symmetric KL divergence between spectra", similarity.status)
+    return [Chart(title, "graph", "graph", heat=heat), _tree(similarity)]
 
 
 def _tree(similarity: Similarity) -> Chart:
@@ -438,17 +448,19 @@ def _tree(similarity: Similarity) -> Chart:
 
 
 @charts_of.register
-def _(found: ModelChoice) -> list[Chart]:
+def _(choice: ModelChoice) -> list[Chart]:
     """The divergence left by every model at its nearest parameter."""
-    labels = [f"{one.parameter} = {value_text(one).removesuffix(' (exact)')}" for one in found.fits]
-    values = [one.divergence for one in found.fits]
+    labels = [
+        f"{one.parameter} = {value_text(one).removesuffix(' (exact)')}" for one in choice.fits
+    ]
+    values = [one.divergence for one in choice.fits]
     bars = Series("divergence", list(range(len(values))), values, style="bars", texts=labels)
     title, label = (
-        f"{found.name}: nearest to {found.best}",
+        f"{choice.name}: nearest to {choice.best}",
         "symmetric KL divergence of the spectra",
     )
     look: Any = {
-        "x_names": tuple(one.model for one in found.fits),
+        "x_names": tuple(one.model for one in choice.fits),
         "y_range": (0.0, 1.5 * max(values)),
     }
     return [Chart(title, "", label, (bars,), horizontal=True, **look)]

@@ -230,7 +230,7 @@ def _extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
         [float(value) for one in chart.series for value in getattr(one, name) if value is not None]
         for name in ("x", "y")
     )
-    found = []
+    limits = []
     for values, given, log in ((x, chart.x_range, chart.x_log), (y, chart.y_range, chart.y_log)):
         known = [each for each in values if math.isfinite(each) and (each > 0 or not log)] or [1.0]
         low, high = min(known), max(known)
@@ -238,8 +238,8 @@ def _extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
         ends = (low / 1.2, 1.2 * high) if log else (low - room, high + room)
         pairs = zip(given, ends, strict=True)
         low, high = (near if end is None else end for end, near in pairs)
-        found.append((low, high))
-    return found[0], found[1]
+        limits.append((low, high))
+    return limits[0], limits[1]
 
 
 def _is_numbers(part: Any) -> bool:
@@ -360,12 +360,12 @@ def headline_of(result: Any, name: str) -> str:
     first numbers of the result, or the title of its first chart.
     """
     parts = result if isinstance(result, Mapping) else {"": result}
-    told = [
+    values = [
         f"{label_text(row['quantity'])} = {value_text(Estimate(row['value'], row['stderr']))}"
         for row in number_rows(parts)[:FIRST]
     ]
-    charts = [] if told else charts_of(result)
-    return "; ".join(told) or (charts[0].title if charts else "")
+    charts = [] if values else charts_of(result)
+    return "; ".join(values) or (charts[0].title if charts else "")
 
 
 @headline_of.register

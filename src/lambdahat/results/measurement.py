@@ -329,12 +329,12 @@ def _readings(name: str, result: Any, settings: Mapping[str, Any]) -> Iterator[R
                 }
             for label, part in readings.items():
                 if part is not None and math.isfinite(part.value):
-                    told = dataclasses.replace(part, cost=result.cost, status=result.status)
-                    yield f"{name}.{label}", told, settings
+                    whole = dataclasses.replace(part, cost=result.cost, status=result.status)
+                    yield f"{name}.{label}", whole, settings
     elif isinstance(result, Eigenpairs):
         for i, (estimate, _) in enumerate(result, start=1):
-            told = dataclasses.replace(estimate, cost=result.cost, status=result.status)
-            yield f"{name}[{i}]", told, settings
+            whole = dataclasses.replace(estimate, cost=result.cost, status=result.status)
+            yield f"{name}[{i}]", whole, settings
     elif isinstance(result, Spectrum):
         low, high = result.extremes
         for label, estimate in {

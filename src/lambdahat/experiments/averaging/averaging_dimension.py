@@ -127,15 +127,15 @@ def claims(rows: Rows) -> Iterator[Claim]:
     places, gained = zip(*PRINTED.values(), strict=True)
     fit = _slope([math.log10(place) for place in places], gained)
     printed = f"near linear in P; {fit:.2f} over the five networks of Tables 7.2 and 7.4"
-    found, ends, made = gains(rows), rows.where(subject="network"), rows.where(subject="quadratic")
+    best, ends, made = gains(rows), rows.where(subject="network"), rows.where(subject="quadratic")
     names = ends.distinct("network")
     averages: dict[str, dict[str, tuple[str, ...]]] = {
-        "best gain": {row["network"]: (row["best"],) for row in found},
+        "best gain": {row["network"]: (row["best"],) for row in best},
         "SWA gain": dict.fromkeys(names, ("SWA",)),
         "own gain": dict.fromkeys(names, OPTIMIZERS[1:]),
     }
-    unmet = {column: unmet_in(ends, found) for column, found in averages.items()}
-    sizes = _log(found, "parameters")
+    unmet = {column: unmet_in(ends, values) for column, values in averages.items()}
+    sizes = _log(best, "parameters")
     for column, words in GAINS.items():
         ours = column != "best gain"
         said = {"words": words, "printed": "" if ours else printed, "own": ours}

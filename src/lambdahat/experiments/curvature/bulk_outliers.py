@@ -153,7 +153,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
     reading = kit.over_seeds(matrices, "last of the bulk")
     yield claim("edge", reading, bound=law.mean, margin=EDGE)
     pairs = [zip(row["overlaps"], row["told"], strict=True) for row in matrices]
-    misses = kit.mean_of([max(abs(ours - told) for ours, told in pair) for pair in pairs])
+    misses = kit.mean_of([max(abs(ours - predicted) for ours, predicted in pair) for pair in pairs])
     yield claim("cone", misses, general=True)
     yield claim("hidden", kit.over_seeds(matrices, "hidden"), general=True)
     outliers = kit.over_seeds(half, "outliers")
@@ -173,9 +173,9 @@ def tables(rows: Rows) -> Iterator[Table]:
     first, lines = matrices[0], list[tuple[str, ...]]()
     for place, spike in enumerate(SPIKES):
         line = [f"{spike:g}"]
-        for told, measured in (("told values", "values"), ("told", "overlaps")):
+        for predicted, measured in (("told values", "values"), ("told", "overlaps")):
             ours = kit.mean_of([row[measured][place] for row in matrices])
-            line += [f"{first[told][place]:.4g}", str(ours)]
+            line += [f"{first[predicted][place]:.4g}", str(ours)]
         lines.append(tuple(line))
     header = ("spike", "eigenvalue told", "found", "squared cosine told", "found")
     yield kit.table(f"Spikes in Wigner noise, P = {first['size']:,}", header, lines)

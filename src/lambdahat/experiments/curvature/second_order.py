@@ -228,8 +228,8 @@ def claims(rows: Rows) -> Iterator[Claim]:
         alike = ends.where(optimizer="SGD", rate=SAME_FLAT_RATE)
         yield claim("same", kit.gap(alike, ours, "along"))
         for other in ("SGD", "Adam"):
-            theirs = _best(rows, other).where(kind="end")
-            yield claim("tuned", kit.gap(theirs, ours, "along"), other=other)
+            rival = _best(rows, other).where(kind="end")
+            yield claim("tuned", kit.gap(rival, ours, "along"), other=other)
 
 
 def tables(rows: Rows) -> Iterator[Table]:

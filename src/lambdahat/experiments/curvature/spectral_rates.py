@@ -101,14 +101,14 @@ def _rows(history: Run, epochs: int, guess: float) -> list[Row]:
 
 def claims(rows: Rows) -> Iterator[Claim]:
     """The Nesterov variant beside the baseline, the other behind it, and its falling rate."""
-    what, theirs = kit.subject(rows), "(PreResNet-110, CIFAR-100)"
+    what, paper = kit.subject(rows), "(PreResNet-110, CIFAR-100)"
     claim = kit.ClaimTexts(f"""
         well: {what}: SSGDMN performs well against SWA (error of the average, within {WELL:g}
-          points) | Figure 4.2a | performs well {theirs} | within {WELL:g} of 0 | points
+          points) | Figure 4.2a | performs well {paper} | within {WELL:g} of 0 | points
         worse: {what}: SSGDM does not perform as well as {{other}} (error of the average)
-          | §4.3.2 | not as well {theirs} | above | points
+          | §4.3.2 | not as well {paper} | above | points
         rate: {what}: SSGDM learns to lower the rate (decades over the training)
-          | §4.3.2 | drops at regular intervals {theirs} | below | decades
+          | §4.3.2 | drops at regular intervals {paper} | below | decades
     """)
     last = {name: rows.where(method=name, last=True) for name in METHODS}
     yield claim("well", kit.gap(last["SSGDMN"], last["SWA"], "average error"))

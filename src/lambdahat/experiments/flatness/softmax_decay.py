@@ -205,8 +205,8 @@ def charts(rows: Rows) -> Iterator[Chart]:
         parts = [main.where(decay=decay) for decay in DECAYS]
         ours = kit.series_of("ours", labels, parts, name)
         printed = list(PUBLISHED[name].values())
-        theirs = Series("paper", labels, printed, published=True, style="points")
-        yield Chart(words.capitalize(), "weight decay", words, (ours, theirs), source="Figure 2")
+        paper = Series("paper", labels, printed, published=True, style="points")
+        yield Chart(words.capitalize(), "weight decay", words, (ours, paper), source="Figure 2")
     caption = "Ritz values and their weights after 100 Lanczos steps from one random vector."
     first = main.where(seed=0)
     yield kit.spectra("Spectrum of the Hessian", first, "decay {decay:g}", "Figure 2", caption)

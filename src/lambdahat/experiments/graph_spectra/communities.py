@@ -98,8 +98,8 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
             for order in orders:
                 values = part.where(moments=order).values("found")
                 finite = [value for value in values if math.isfinite(value)]
-                theirs = f" [{shown[order]:,.0f}]" if order in shown else ""
-                counts.append(f"{kit.mean_of(finite) if finite else 'no gap'}{theirs}")
+                printed_count = f" [{shown[order]:,.0f}]" if order in shown else ""
+                counts.append(f"{kit.mean_of(finite) if finite else 'no gap'}{printed_count}")
             first = part[0]
             size, parts = f"{first['size']:,}", f"{first['components']:,}"
             lines.append((f"{name}: {first['data']}", size, parts, *counts))
@@ -113,11 +113,11 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
     for name, printed in PRINTED.items():
         part = rows.where(graph=name)
         ours = kit.curve("first minimum", part.where(method=FIRST), "found", "moments")
-        theirs = kit.printed_points("first minimum, thesis", printed)
+        thesis = kit.printed_points("first minimum, thesis", printed)
         data = f"Data: {part[0]['data']}."
         labels = (f"{name}: number of clusters", "moments", "clusters")
         caption = f"{data} The thesis's graph is larger."
-        yield kit.Chart(*labels, (ours, theirs), y_log=True, source="Table 3.3", caption=caption)
+        yield kit.Chart(*labels, (ours, thesis), y_log=True, source="Table 3.3", caption=caption)
         (row,) = [row for row in part if "places" in row]
         lines = (
             kit.Series(f"EGS, {row['moments']} moments", row["places"], row["density"]),

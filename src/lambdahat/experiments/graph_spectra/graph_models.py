@@ -84,7 +84,7 @@ CLAIMS = kit.ClaimTexts("""
     parameter: {name}, n = {size}: the parameter is found (over the true one, {truth:g})
       | §3.6.1, Table 3.1a | {share:.3g} | within 0.1 of 1
     nearer: {name} ({data}): Barabási–Albert is nearer than {other}
-      | §3.6.2, Table 3.1b | {theirs[0]:g} against {theirs[1]:g} | above | decades
+      | §3.6.2, Table 3.1b | {thesis[0]:g} against {thesis[1]:g} | above | decades
     ours: {data}: Barabási–Albert is nearer than {other}
       | this work | no such graph | above | decades over estimates of this graph | ours
 """)
@@ -110,8 +110,8 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
         ours = []
         for model in (ER, WS):
             upper, lower = part.where(model=model), part.where(model=BA)
-            reading, theirs = kit.decades(upper, lower, "divergence"), DIVERGENCES[name]
-            shared = {"data": data, "other": NAMES[model], "theirs": (theirs[BA], theirs[model])}
+            reading, thesis = kit.decades(upper, lower, "divergence"), DIVERGENCES[name]
+            shared = {"data": data, "other": NAMES[model], "thesis": (thesis[BA], thesis[model])}
             yield CLAIMS("nearer", reading, name=name, **shared, **settings)
             ours.append(CLAIMS("ours", reading, **shared, barrier=kit.MISSING))
         yield from ours if other_graph else ()
@@ -145,10 +145,10 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
 def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Parameters over the size, and divergences of the models."""
     fits, shares = rows.where(kind="parameter"), []
-    for model, found in PRINTED.items():
+    for model, values in PRINTED.items():
         shares.append(kit.curve(NAMES[model], fits.where(model=model), "share", "size"))
-        theirs = {size: value / true_parameter(model, size) for size, value in found.items()}
-        shares.append(kit.printed_points(f"{NAMES[model]}, thesis", theirs))
+        ratios = {size: value / true_parameter(model, size) for size, value in values.items()}
+        shares.append(kit.printed_points(f"{NAMES[model]}, thesis", ratios))
     labels = ("Parameters found over the true ones", "nodes", "found / true")
     yield kit.Chart(*labels, tuple(shares), source="Table 3.1a", lines=(("true", 1.0),))
     for name, part in rows.where(kind="type").groups("graph"):

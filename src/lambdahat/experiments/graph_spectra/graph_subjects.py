@@ -194,8 +194,8 @@ def counts(graph: Graph, orders: Sequence[int], probes: int, seed: int) -> Itera
     for order, spectrum in zip(orders, spectra, strict=True):
         yield from density_counts(fit(first_moments(measured, order), tol=TOLERANCE), graph)
         yield {"method": LANCZOS, "moments": order, "found": float(smoothed_count(spectrum))}
-        mine = clusters(graph, order, probes, seed)
-        figures = {"found": float(mine), "cut": mine.cut, "stderr": float(mine.stderr)}
+        count = clusters(graph, order, probes, seed)
+        figures = {"found": float(count), "cut": count.cut, "stderr": float(count.stderr)}
         yield {"method": OURS, "moments": order, **figures}
 
 

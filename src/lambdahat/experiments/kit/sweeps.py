@@ -114,22 +114,22 @@ GUARD = """
 import os, select, signal, sys, time
 
 def processes():  # (parent, start) by number
-    found = {}
+    table = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat") as stream:
                 parts = stream.read().rpartition(")")[2].split()
         except OSError:
             continue
-        found[int(name)] = int(parts[1]), parts[19]
-    return found
+        table[int(name)] = int(parts[1]), parts[19]
+    return table
 
-def family(now, found):  # with all that they have started
-    new = found
+def family(now, members):  # with all that they have started
+    new = members
     while new:
-        new = {pid for pid, (parent, _) in now.items() if parent in new} - found - {os.getpid()}
-        found = found | new
-    return found
+        new = {pid for pid, (parent, _) in now.items() if parent in new} - members - {os.getpid()}
+        members = members | new
+    return members
 
 seen = {}
 while not select.select([sys.stdin], [], [], 0.3)[0]:

@@ -161,9 +161,9 @@ def _dual(alpha: Array, basis: Array, wanted: Array) -> tuple[float, Array]:
 
 CLAIMS = kit.ClaimTexts("""
     less: MEMe errs less than {other} at κ = {condition:.1e}, by {least:.2f} decades or more
-      | Table 2.1 | {mine:g} against {theirs:g} | above | decades (above 0: MEMe errs less)
+      | Table 2.1 | {meme:g} against {rival:g} | above | decades (above 0: MEMe errs less)
     more: MEMe errs more than {other} at κ = {condition:.1e}, by {least:.2f} decades or more
-      | Table 2.1 | {mine:g} against {theirs:g} | below | decades (above 0: MEMe errs less)
+      | Table 2.1 | {meme:g} against {rival:g} | below | decades (above 0: MEMe errs less)
     tenth: MEMe errs less than a tenth of Chebyshev at the largest κ
       | §2.6.1 | orders of magnitude | above 1 | decades
     ours: maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)
@@ -178,9 +178,9 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
     """
     for condition, part, _, errors in _printed_rows(rows):
         for other in (CHEBYSHEV, LANCZOS):
-            mine, theirs = errors[MEME], errors[other]
-            bound = DECADES_SHARE * math.log10(theirs / mine)
-            values = {"other": other, "condition": condition, "mine": mine, "theirs": theirs}
+            meme, rival = errors[MEME], errors[other]
+            bound = DECADES_SHARE * math.log10(rival / meme)
+            values = {"other": other, "condition": condition, "meme": meme, "rival": rival}
             reading = kit.decades(part.where(method=other), part.where(method=MEME), "error")
             key = "less" if bound > 0 else "more"
             yield CLAIMS(key, reading, bound=bound, least=abs(bound), **values)
@@ -201,7 +201,7 @@ def _printed_rows(rows: Rows) -> Iterator[tuple[float, Rows, float, dict[str, fl
 
 def tables(rows: Rows) -> Iterator[kit.Table]:
     """Table 2.1 with the printed errors behind ours, and what our own settings add."""
-    lines, mine = [], []
+    lines, preconditioned = [], []
     for condition, part, length, errors in _printed_rows(rows):
         cells = {method: _spread(part.where(method=method)) for method in METHODS}
         shown = {name: f"{cells[name]} [{error:g}]" for name, error in errors.items()}
@@ -210,12 +210,12 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
         lines.append((f"{condition:.1e}", scale, *rest))
         worst = max(part.where(method=OURS["maxent"]).values("error"))
         ours = [cells[name] for name in OURS.values()]
-        mine.append((f"{condition:.1e}", *ours, f"{worst:.4f}"))
+        preconditioned.append((f"{condition:.1e}", *ours, f"{worst:.4f}"))
     title = f"Relative error of log det, kernel matrices of {rows[0]['size']:,} points"
     header = f"{MEME} [thesis] | {GRIDDED} | {CHEBYSHEV} [thesis] | {LANCZOS} [thesis]"
     yield kit.table(title, f"κ | length scale [thesis] | {header}", lines)
     columns = ("κ", *OURS.values(), f"{OURS['maxent']}, largest")
-    yield kit.table("The same with a preconditioner", columns, mine)
+    yield kit.table("The same with a preconditioner", columns, preconditioned)
     coverage = []
     for method in METHODS:
         part = rows.where(method=method)
@@ -239,15 +239,15 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
     }
     series = []
     for method in (MEME, CHEBYSHEV, LANCZOS):
-        theirs = {condition: errors[method] for condition, *_, errors in _printed_rows(rows)}
-        series += [curves[method], kit.printed_points(f"{method}, thesis", theirs)]
+        printed = {condition: errors[method] for condition, *_, errors in _printed_rows(rows)}
+        series += [curves[method], kit.printed_points(f"{method}, thesis", printed)]
     words = ("condition number", "relative error of log det")
     title = "Log-determinants of kernel matrices"
     yield kit.Chart(title, *words, tuple(series), x_log=True, y_log=True, source="Table 2.1")
-    mine = tuple(curves[method] for method in METHODS[3:])
+    preconditioned = tuple(curves[method] for method in METHODS[3:])
     source, caption = "not in the thesis", "At most 1,500 products each."
     labels = ("With a preconditioner", *words)
-    yield kit.Chart(*labels, mine, x_log=True, y_log=True, source=source, caption=caption)
+    yield kit.Chart(*labels, preconditioned, x_log=True, y_log=True, source=source, caption=caption)
 
 
 EXPERIMENT = kit.Experiment(

@@ -169,19 +169,19 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
     main = rows.where(matrix=GRID)
     drawn, last = main.where(probes=max(main.values("probes"))), max(COUNTS)
     ours, theirs = drawn.where(by=MEME), drawn.where(by=CLASSICAL)
-    end, mine = theirs.where(moments=last), ours.where(moments=last)
+    end, ours_last = theirs.where(moments=last), ours.where(moments=last)
     claim = partial(CLAIMS, last=last, least=LEAST_DECADES)
     rises, other = (
         [max(_steps(one, "entropy")) for _, one in part.groups("seed")] for part in (ours, theirs)
     )
     yield claim("falls", kit.Reading(max(rises), 0.0), bound=ROUNDING)
     yield claim("rises", kit.mean_of(other), bound=ROUNDING)
-    yield claim("MEMe", kit.decades(ours.where(moments=2), mine, "error"))
+    yield claim("MEMe", kit.decades(ours.where(moments=2), ours_last, "error"))
     growth = kit.decades(end, theirs.where(moments=4), "error")
     unmet = f"measured on another matrix, {main[0]['data']}"
     yield claim("Ecology", growth, unmet=unmet, barrier=kit.MISSING)
     yield claim("grid", growth)
-    yield claim("less", kit.decades(end, mine, "error"))
+    yield claim("less", kit.decades(end, ours_last, "error"))
     yield claim("exact", kit.Reading(max(_steps(main.where(probes=0, by=MEME), "error")), 0.0))
 
 

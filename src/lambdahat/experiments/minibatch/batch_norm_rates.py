@@ -358,8 +358,8 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
         source, caption = setup.figure, f"Rates scaled from B = {setup.reference}."
         labels = (f"{setup.name}: error over batch sizes", "batch size B", axis)
         yield kit.Chart(*labels, sizes, x_log=True, source=source, caption=caption)
-        mine = epochs.where(network=setup.network, decay=setup.decay)
-        curves = [kit.curve(f"B = {size}", mine.where(batch=size), "error") for size in setup.sizes]
+        part = epochs.where(network=setup.network, decay=setup.decay)
+        curves = [kit.curve(f"B = {size}", part.where(batch=size), "error") for size in setup.sizes]
         labels = (f"{setup.name}: error over epochs, α ∝ B", "epoch", axis)
         caption = "The rate falls in the second half."
         yield kit.Chart(*labels, tuple(curves), source=source, caption=caption)

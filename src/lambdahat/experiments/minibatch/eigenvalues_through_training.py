@@ -295,10 +295,10 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
     yield from map(_largest, every)
     caption = "Mean and standard error over seeds."
     for name in dict.fromkeys(courses.name for courses in every):
-        mine = [courses for courses in every if courses.name == name]
+        same = [courses for courses in every if courses.name == name]
         both = tuple(
             _series(each, each.optimizer, lambda p: math.sqrt(max(p["variance"], 0.0)))
-            for each in mine
+            for each in same
         )
         labels = (f"{name}: standard deviation of an element of the curvature", "epoch", "σ", both)
         yield kit.Chart(*labels, y_log=True, source="Figures 5.5, 5.6", caption=caption)

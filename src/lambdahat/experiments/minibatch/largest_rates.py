@@ -238,13 +238,13 @@ FIGURES = {
 
 def tables(rows: Rows) -> Iterator[kit.Table]:
     """Stable rates and slopes by network, λ₁ of batches, and the runs under scaling rules."""
-    for network, mine, rules in edges.networks_of(rows):
+    for network, frontiers, rules in edges.networks_of(rows):
         allowed = {}
         for rule in rules:
             rates = [f"{rate:.3g}" for rate in rule.rates("sgd").tolist()]
             allowed[f"2/λ₁, {rule.point}"] = dict(zip(rule.batch_sizes, rates, strict=True))
         title = f"{network}: the largest stable rate, and the rule for SGD"
-        yield edge_table(title, {f"{f.optimizer}, {f.criterion}": f for f in mine}, allowed)
+        yield edge_table(title, {f"{f.optimizer}, {f.criterion}": f for f in frontiers}, allowed)
     frontiers, rules = edges.frontiers_of(rows), edges.rules_of(rows)
     if frontiers:
         yield _thresholds(frontiers, rules)
@@ -286,9 +286,9 @@ def _thresholds(frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> kit
             rates = zip(own[0].batch_sizes, own[0].rates(frontier.optimizer).tolist(), strict=True)
             logs = [(math.log(size), math.log(rate)) for size, rate in rates if size <= turning]
             expected = kit.slope([x for x, _ in logs], [y for _, y in logs]).value
-            theirs = f"{expected:+.2f}" if math.isfinite(expected) else "too few"
+            rule_slope = f"{expected:+.2f}" if math.isfinite(expected) else "too few"
             below, above = frontier.slope(high=turning), frontier.slope(low=turning)
-            line += [f"{turning:.3g}", _slope(below), theirs, _slope(above)]
+            line += [f"{turning:.3g}", _slope(below), rule_slope, _slope(above)]
         lines.append(line + [""] * (8 - len(line)))
     header = (
         "edge | threshold by the edges | slope up to it | slope, all B | "
@@ -303,8 +303,8 @@ def _slope(slope: kit.Reading) -> str:
 
 def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Stable rates with the rule's, errors under each scaling rule, error over distance."""
-    for network, mine, rules in edges.networks_of(rows):
-        series = [edge_series(f, f"{f.optimizer}, {f.criterion}") for f in mine]
+    for network, frontiers, rules in edges.networks_of(rows):
+        series = [edge_series(f, f"{f.optimizer}, {f.criterion}") for f in frontiers]
         for rule, optimizer in product(rules, HELD):
             rates, name = rule.rates(optimizer).tolist(), f"rule, {optimizer}, {rule.point}"
             series.append(kit.Series(name, rule.batch_sizes, rates))

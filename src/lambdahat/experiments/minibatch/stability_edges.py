@@ -735,8 +735,8 @@ def networks_of(rows: Rows) -> Iterator[tuple[str, list[Frontier], list[RateRule
     """Each network with its edges, and its rules."""
     frontiers, rules = frontiers_of(rows), rules_of(rows)
     for network in dict.fromkeys(frontier.network for frontier in frontiers):
-        mine = [frontier for frontier in frontiers if frontier.network == network]
-        yield network, mine, [rule for rule in rules if rule.network == network]
+        own = [frontier for frontier in frontiers if frontier.network == network]
+        yield network, own, [rule for rule in rules if rule.network == network]
 
 
 def scaling_of(rows: Rows) -> list[ScalingRuns]:

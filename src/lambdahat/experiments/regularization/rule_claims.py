@@ -571,8 +571,8 @@ def _bars(task: str, rows: Rows, activation: str) -> Chart:
     spreads = ([mean for mean, _ in readings], [2 * deviation for _, deviation in readings])
     means, errors = map(kit.finite, spreads)
     printed = [PUBLISHED[task, activation].get(rule, {}).get("norm") for rule in rules]
-    theirs = Series("thesis", rules, printed, style="bars", published=True)
-    series = Series("ours", rules, means, errors, "bars"), theirs
+    thesis = Series("thesis", rules, printed, style="bars", published=True)
+    series = Series("ours", rules, means, errors, "bars"), thesis
     axes, source = ("rule", "‖θ‖₂"), "Tables 5.1, 5.2"
     caption = "Error bars are 2 standard deviations over the seeds."
     title = f"Norm at the end, {activation}"
@@ -609,15 +609,15 @@ def _norms(task: str, rows: Rows) -> Chart:
     series = []
     for activation, part in rows.groups("activation"):
         printed = PUBLISHED[task, activation]
-        theirs = [[printed[rule][name] for name in (NORM, score)] for rule in RULES]
+        thesis = [[printed[rule][name] for name in (NORM, score)] for rule in RULES]
         runs = [part.where(rule=rule) for rule in RULES]
         ours = [[mean_and_deviation(run, name)[0] for name in (NORM, score)] for run in runs]
-        for label, pairs in ((activation, ours), (f"{activation}, thesis", theirs)):
+        for label, pairs in ((activation, ours), (f"{activation}, thesis", thesis)):
             kept = np.array([pair for pair in pairs if all(map(math.isfinite, pair))], float)
             shares = kept.reshape(-1, 2) / kept.max(0) if len(kept) else kept.reshape(-1, 2)
             scores = shares[:, 1] if sign > 0 else 1 - shares[:, 1]
             points = shares[:, 0].tolist(), scores.tolist()
-            series.append(Series(label, *points, style="points", published=pairs is theirs))
+            series.append(Series(label, *points, style="points", published=pairs is thesis))
     axes, source = ("relative norm", "relative test performance"), "Figure 5.39"
     caption = "A point for each of the eight rules."
     title = "Norm against generalisation"
