@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -340,7 +341,8 @@ class Trainer:
 
     def run(self) -> Run:
         """Train to the end, from the beginning or from the newest whole checkpoint."""
-        with alone_in(self.folder), modes(self.subject.model, True), rng_untouched():
+        lock = nullcontext() if self.folder is None else alone_in(self.folder)
+        with lock, modes(self.subject.model, True), rng_untouched():
             # torch's global generators, which dropout uses
             torch.manual_seed(derived_seed(self.settings.seed, "training"))
             try:

@@ -309,11 +309,8 @@ def read(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 @contextmanager
-def alone_in(folder: Path | None) -> Iterator[None]:
+def alone_in(folder: Path) -> Iterator[None]:
     """Lock the folder against a second run; the lock ends with the process, where supported."""
-    if folder is None:
-        yield
-        return
     try:
         import fcntl
 

@@ -79,7 +79,7 @@ class Feed:
         self.num_samples = batches.num_samples
         self._columns: Any = None
         self._simple = False  # the common case, (x, y), made short
-        self._dataset = _dataset(batches) if batch_size is not None and problem.has_data else None
+        self._dataset: tuple[Any, dict[str, Any]] | None = None
         if batch_size is None or not problem.has_data:
             self.steps = ceil(len(batches) / accumulate)
             return
@@ -87,11 +87,13 @@ class Feed:
         self._simple = type(columns) is tuple and all(isinstance(each, Tensor) for each in columns)
         if columns is not None:
             self._home = next(leaf.device for leaf in tree_leaves(columns) if _has_rows(leaf))
-        elif self._dataset is None:
-            raise ValueError(
-                "batch_size must be None where samples cannot be drawn one by one, got"
-                f" {batch_size!r}; the problem's own batches are then used"
-            )
+        else:
+            self._dataset = _dataset(batches)
+            if self._dataset is None:
+                raise ValueError(
+                    "batch_size must be None where samples cannot be drawn one by one, got"
+                    f" {batch_size!r}; the problem's own batches are then used"
+                )
         self.steps = ceil(self.num_samples / (batch_size * accumulate))
 
     @property
