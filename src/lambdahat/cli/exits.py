@@ -83,7 +83,8 @@ def require_writable(out: Path | None, option: str = "--out", file: bool = False
     try:
         if out == NAMELESS:
             raise OSError(errno.EINVAL, "the name is empty")
-        if not _is_text(str(out)):
+        name = str(out)  # results name their command, in UTF-8
+        if "\0" in name or name != name.encode(errors="replace").decode():
             raise OSError(errno.EILSEQ, "the name is not text")
         if file and out.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -109,11 +110,6 @@ def require_writable(out: Path | None, option: str = "--out", file: bool = False
         for path in made:  # the innermost first
             with suppress(OSError):
                 path.rmdir()
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name can be stored: results name their command, in UTF-8."""
-    return "\0" not in name and name == name.encode(errors="replace").decode()
 
 
 @contextmanager

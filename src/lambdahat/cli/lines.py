@@ -97,7 +97,10 @@ def run_landscape(
     if rank() == 0 and not dry_run:
         require_writable(out)
     problem = load_problem(factory, choices, checkpoint)
-    rest = None if held_out is None else _held_out(problem, held_out_data(held_out, factory))
+    rest = None
+    if held_out is not None:
+        data = held_out_data(held_out, factory)
+        rest = problem.on(data.batches if isinstance(data, Problem) else data)
     operator = CURVATURES[lines.curvature](problem)
     if dry_run:
         return _predict(operator, lines, as_json)
@@ -196,10 +199,6 @@ def _look(
             seed=lines.seed,
         )
     return landscapes
-
-
-def _held_out(problem: Problem, data: Any) -> Problem:
-    return problem.on(data.batches if isinstance(data, Problem) else data)
 
 
 def _row(name: str, landscape: Landscape, here: Problem, other: Problem | None) -> tuple[str, ...]:

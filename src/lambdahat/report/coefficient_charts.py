@@ -482,7 +482,8 @@ def _(verification: Verification) -> list[Chart]:
     series, reach = [], 115 * TOLERANCE
     for verdict, colour in VERDICTS.items():
         places = [place for place, row in enumerate(rows) if row.verdict == verdict]
-        errors, half = ([of(rows[place]) for place in places] for of in (_deviation, _half))
+        errors = [100 * rows[place].relative_error for place in places]
+        half = [_half(rows[place]) for place in places]
         if places:
             name = f"{verdict} ({len(places)})"
             look: Any = {"colour": colour, "band": INTERVAL}
@@ -522,10 +523,6 @@ def _(verification: Verification) -> list[Chart]:
     look |= {"x_names": tuple(row.case for row in rows), "horizontal": True, "caption": caption}
     label = "λ̂ against the truth at the same nβ and γ, %"
     return [Chart("λ̂ against the truth", "", label, tuple(series), **look)]
-
-
-def _deviation(row: CheckedCase) -> float:
-    return 100 * row.relative_error
 
 
 def _half(row: CheckedCase) -> float:

@@ -80,6 +80,10 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
         )
         for place in places
     }
+    packed = {  # the page's script unpacks a text when it needs it
+        name: base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+        for name, text in (payloads | {"plotly": library}).items()
+    }
     return (
         _environment()
         .get_template("page.html")
@@ -87,7 +91,7 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
             title=title,
             css=css,
             script="".join(scripts),
-            payloads={name: _pack(text) for name, text in (payloads | {"plotly": library}).items()},
+            payloads=packed,
             places=places,
             groups=by_paper(places),
             alone=len(places) == 1,
@@ -367,11 +371,6 @@ def _plain(value: Any) -> Any:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def _pack(text: str) -> str:
-    """Compressed text that the page's script unpacks when it needs it."""
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def _identifiers(titles: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -250,7 +251,7 @@ def _(advice: Advice) -> list[Chart]:
             _prediction(levels, lambda b: _isotropic(levels, b), "isotropic noise model", "amber"),
             _prediction(
                 levels,
-                lambda b: _sum(levels.largest, levels.expected_excess(b)),
+                lambda b: propagate(operator.add, levels.largest, levels.expected_excess(b)),
                 "λ₁ + τ²/(bλ₁)",
                 "blue",
             ),
@@ -345,10 +346,6 @@ def _isotropic(levels: NoiseLevels, b: float) -> Estimate:
         return float(Additive(noise_scale(max(variance, 0.0), levels.parameters, b)).outlier(true))
 
     return propagate(seen, levels.variance, levels.largest)
-
-
-def _sum(first: Estimate, second: Estimate) -> Estimate:
-    return propagate(lambda x, y: x + y, first, second)
 
 
 def _prediction(

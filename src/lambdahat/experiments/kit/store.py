@@ -103,7 +103,7 @@ class Store:
         started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         here = {"experiment": self.experiment, "scale": self.scale}
         here |= {"command": command, "started": started, **versions()}
-        with self._writing() as connection:
+        with self._connection(write=True) as connection:
             for statement in VIEW.split(";"):
                 connection.execute(statement)
             places = {"rows": "key", "made": "key", "cells": "key", "digests": "name"}
@@ -130,7 +130,7 @@ class Store:
     ) -> None:
         """A finished cell, its rows, and what they were made with (``made_with``), if known."""
         key = key_of(cell)
-        with self._writing() as connection:
+        with self._connection(write=True) as connection:
             connection.execute("DELETE FROM rows WHERE key = ?", (key,))
             records = [(key, number, _text(row)) for number, row in enumerate(rows)]
             connection.executemany("INSERT INTO rows VALUES (?, ?, ?)", records)
@@ -144,7 +144,7 @@ class Store:
 
     def fail(self, cell: Cell, error: str) -> None:
         """A cell that raised: the next run tries it again."""
-        with self._writing() as connection:
+        with self._connection(write=True) as connection:
             connection.execute("UPDATE cells SET error = ? WHERE key = ?", (error, key_of(cell)))
             self._seal(connection, key_of(cell), ABOUT, command=self._command)
 
@@ -276,21 +276,19 @@ class Store:
             raise Damaged(f"{self.path} is damaged: an entry is not JSON ({error})") from error
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, in a store whose tables are all there."""
-        with self._connection() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in TABLES.split(";"):  # executescript would commit
-                connection.execute(statement)
-            yield connection
+    def _connection(self, write: bool = False) -> Iterator[sqlite3.Connection]:
+        """A connection whose statements are one transaction; errors name the file.
 
-    @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose statements are one transaction; errors name the file."""
+        To ``write``, it locks the store and makes the tables that it lacks.
+        """
         try:
             connection = sqlite3.connect(self.path, timeout=60)
             try:
                 with connection:
+                    if write:
+                        connection.execute("BEGIN IMMEDIATE")
+                        for statement in TABLES.split(";"):  # executescript would commit
+                            connection.execute(statement)
                     yield connection
             finally:
                 connection.close()
