@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from lambdahat.experiments import Store
 from lambdahat.experiments.kit.claims import mean_of
-from lambdahat.experiments.minibatch.batch_eigenvalues import near_claimed
+from lambdahat.experiments.minibatch.batch_eigenvalues import batches_near_claim
 from lambdahat.experiments.minibatch.batch_points import TrainingPoint
 from lambdahat.experiments.minibatch.eigenvalues_through_training import (
     OPTIMIZERS,
@@ -162,8 +162,8 @@ def draw_course(axes: Any, courses: Courses) -> None:
         color=GREY,
         label="full data",
     )
-    seen = over_seeds(courses, lambda point: near_claimed(point).mean("largest").value)
-    between = over_seeds(courses, lambda point: near_claimed(point).deviation("largest"))
+    seen = over_seeds(courses, lambda point: batches_near_claim(point).mean("largest").value)
+    between = over_seeds(courses, lambda point: batches_near_claim(point).deviation("largest"))
     axes.errorbar(
         stops,
         seen,
@@ -178,7 +178,7 @@ def draw_course(axes: Any, courses: Courses) -> None:
 
 
 def _told(point: TrainingPoint, model: str) -> float:
-    return near_claimed(point).prediction(model, "largest").value
+    return batches_near_claim(point).prediction(model, "largest").value
 
 
 def draw_deviations(axes: Any, every: list[Courses]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lambdahat.report.figures import draw
-from lambdahat.report.page import aligned, write_page
+from lambdahat.report.page import align, write_page
 from lambdahat.report.plotly_charts import COLOURS, describe_chart, figure_of
 from lambdahat.report.sections import Section
 from lambdahat.results.charts import Chart, Heat, Series
@@ -257,7 +257,7 @@ def test_numbers_on_a_map_can_be_read_on_every_shade():
 
 def test_numbers_of_a_table_are_aligned_at_the_point():
     rows = [("-1 of 3-5", "-0.5 ± 0.25"), ("b", "12"), ("c", "1.25e-05 ± 1"), ("d", "")]
-    lines, numeric = aligned(rows)
+    lines, numeric = align(rows)
     assert numeric == [False, True]
     assert [line[0] for line in lines] == ["−1 of 3-5", "b", "c", "d"]
     assert lines[0][1] == "−0.5\u2007\u2007\u2007\u2007\u2007\u00a0±\u00a00.25"

@@ -15,7 +15,7 @@ import lambdahat as lh
 from lambdahat._core.progress import ProgressFile, report
 from lambdahat.experiments.kit.store import Store
 from lambdahat.report import live
-from lambdahat.report.live import Board, LiveServer, Thinned
+from lambdahat.report.live import Board, LiveServer, ThinnedRows
 from lambdahat.training.history import Metrics
 
 
@@ -184,7 +184,7 @@ def test_long_runs_are_thinned_and_rare_measurements_kept(tmp_path):
 
 
 def test_thinned_rows_keep_their_order_and_the_last():
-    thinned = Thinned()
+    thinned = ThinnedRows()
     for number in range(10 * live.ROWS + 3):
         thinned.add(number, number)
     numbers = [number for number, _ in thinned.rows()]

@@ -154,12 +154,12 @@ class _Frame:
 
     def __init__(self, axes: Axes, chart: Chart) -> None:
         self.axes, self.flipped = axes, chart.horizontal
-        self.x_axis, self.y_axis = self.ordered("x", "y")
+        self.x_axis, self.y_axis = self.orient("x", "y")
         self.names = names_of(chart)
         # the x of series are numbers, not names
         self.numbered = not self.names or bool(chart.x_names)
 
-    def ordered(self, x: Any, y: Any) -> tuple[Any, Any]:
+    def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
         return (y, x) if self.flipped else (x, y)
 
     def set(self, axis: str, what: str, *values: Any, **options: Any) -> None:
@@ -179,13 +179,13 @@ class _Frame:
         return x, y, half, across
 
     def plot(self, x: Any, y: Any, **look: Any) -> None:
-        self.axes.plot(*self.ordered(x, y), **look)
+        self.axes.plot(*self.orient(x, y), **look)
 
     def error_bars(self, x: Array, y: Array, half: Any, across: Any, **look: Any) -> None:
         if half is None and across is None:
             self.plot(x, y, **look)
             return
-        (first, second), (xerr, yerr) = self.ordered(x, y), self.ordered(across, half)
+        (first, second), (xerr, yerr) = self.orient(x, y), self.orient(across, half)
         self.axes.errorbar(first, second, xerr=xerr, yerr=yerr, capsize=3, elinewidth=1, **look)
 
     def fill(self, x: Array, low: Any, high: Any, **look: Any) -> None:
@@ -202,7 +202,7 @@ class _Frame:
             "annotation_clip": False,
         }
         for at, value, text in zip(x, y, texts, strict=False):
-            self.axes.annotate(text, self.ordered(at, value), (6, 0), **look)
+            self.axes.annotate(text, self.orient(at, value), (6, 0), **look)
 
     def mark(self, axis: str, at: float, **look: Any) -> None:
         """A line across the frame at a place of one axis."""

@@ -73,7 +73,7 @@ FIRST = (  # titles of the charts of a run that come before others
 Payload = dict[str, Any]
 
 
-class Thinned:
+class ThinnedRows:
     """Rows of one kind, of which every 1st, 2nd, 4th, … is kept, and the last."""
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ class RunSource(LiveSource):
 
     def _start(self) -> None:
         self._offset, self._inode, self._count = 0, 0, 0
-        self._groups: dict[frozenset[str], Thinned] = {}
+        self._groups: dict[frozenset[str], ThinnedRows] = {}
         self._last: dict[str, Any] = {}
 
     def look(self) -> bool:
@@ -282,7 +282,7 @@ class RunSource(LiveSource):
         rows = [row for _, row in parse_rows(whole, self.path)[0]]
         for row in rows:
             if isinstance(row.get("progress"), int | float):
-                self._groups.setdefault(frozenset(row), Thinned()).add(self._count, row)
+                self._groups.setdefault(frozenset(row), ThinnedRows()).add(self._count, row)
                 self._last |= row
                 self._count += 1
         return bool(rows)

@@ -68,7 +68,7 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
         Place(section, name, len(sections) <= OPENED, titles[section.title] > 1)
         for section, name in zip(sections, names, strict=True)
     ]
-    verdicts = judged(places)
+    verdicts = verdicts_of(places)
     assets = ("page.css", "charts.js", "inflate.js", "page.js")
     css, *scripts = ((ASSETS / name).read_text(encoding="utf-8") for name in assets)
     payloads = {
@@ -119,7 +119,7 @@ def _environment() -> Environment:
     }
     environment.globals |= {"of_papers": PAPERS, "our_own": OWN}
     environment.filters |= {
-        "aligned": aligned,
+        "align": align,
         "claim_groups": _claim_groups,
         "below": _below,
         "counted": count_text,
@@ -134,7 +134,7 @@ def _environment() -> Environment:
         "slug": slug,
         "statuses": _statuses,
         "unbroken": lambda text: text.replace(" ± ", "\u00a0±\u00a0"),
-        "verdicts": judged,
+        "verdicts": verdicts_of,
     }
     return environment
 
@@ -159,7 +159,7 @@ def largest(places: Sequence[Place]) -> list[Place]:
     return list(best.values())
 
 
-def judged(places: Sequence[Place]) -> list[Verdict]:
+def verdicts_of(places: Sequence[Place]) -> list[Verdict]:
     """The verdicts that count."""
     return [verdict for place in largest(places) for verdict in place.section.verdicts]
 
@@ -227,11 +227,11 @@ def forest(verdict: Verdict) -> list[dict[str, Any]]:
     return lines
 
 
-def aligned(rows: Iterable[Sequence[Any]]) -> tuple[list[list[str]], list[bool]]:
+def align(rows: Iterable[Sequence[Any]]) -> tuple[list[list[str]], list[bool]]:
     """The cells of a table, and which columns hold numbers: spaces of a digit's width behind those
     of fewer decimals put the decimal points below each other.
 
-    >>> aligned([("a", "1.25"), ("b", "10")])[1]
+    >>> align([("a", "1.25"), ("b", "10")])[1]
     [False, True]
     """
     lines = [[minus(str(cell)).replace(" ± ", "\u00a0±\u00a0") for cell in row] for row in rows]

@@ -342,10 +342,10 @@ def _advice_for(advice: Advice, name: str) -> list[tuple[float, Estimate]]:
 def _isotropic(levels: NoiseLevels, b: float) -> Estimate:
     """λ₁ + s²/λ₁ beyond s = σ√(P/b), else 2s."""
 
-    def seen(variance: float, true: float) -> float:
+    def outlier(variance: float, true: float) -> float:
         return float(Additive(noise_scale(max(variance, 0.0), levels.parameters, b)).outlier(true))
 
-    return propagate(seen, levels.variance, levels.largest)
+    return propagate(outlier, levels.variance, levels.largest)
 
 
 def _prediction(

@@ -142,7 +142,7 @@ class Chart:
             parts.append(f"Hollow: not converged ({', '.join(statuses)}).")
         return " ".join(filter(None, parts))
 
-    def named(self, name: str) -> Chart:
+    def with_name(self, name: str) -> Chart:
         """The same chart with ``name`` before its title."""
         return dataclasses.replace(self, title=f"{name}: {self.title}")
 
@@ -191,9 +191,9 @@ def _charts_of_parts(title: str, parts: Mapping[str, Any], status: Status) -> li
             charts += _array_charts(name, numpy_of(part))
         elif not is_number(part):
             drawn = charts_of(part)
-            charts += [chart.named(name) for chart in drawn[:1]]
+            charts += [chart.with_name(name) for chart in drawn[:1]]
             charts += [
-                dataclasses.replace(chart, page_only=True).named(name) for chart in drawn[1:]
+                dataclasses.replace(chart, page_only=True).with_name(name) for chart in drawn[1:]
             ]
     charts = share_axes(charts)
     return [*charts, *([Chart(with_status(title, status), rows=tuple(rows))] if rows else [])]

@@ -258,7 +258,7 @@ JUDGED = 512
 
 # the runs of ``sharing_runs`` that another cell may take over: with the weights at the end, and the
 # averages that were kept of it
-_kept: dict[str, tuple[Trained, dict[str, Tensor], Averages]] | None = None
+_kept: dict[str, tuple[AveragedRun, dict[str, Tensor], Averages]] | None = None
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class AveragedTask:
 
 
 @dataclass(frozen=True)
-class Trained:
+class AveragedRun:
     """A finished run: a row per epoch, and the trained network or the average of its iterates."""
 
     rows: list[Row]
@@ -325,7 +325,7 @@ def sharing_runs() -> Iterator[None]:
         _kept = before
 
 
-def train(cell: Cell, task: AveragedTask, averages: Averages | None = None) -> Trained:
+def train(cell: Cell, task: AveragedTask, averages: Averages | None = None) -> AveragedRun:
     """Train a task's network in place as the cell says, and keep ``averages`` of its iterates."""
     averages = Averages([]) if averages is None else averages
     key = training_of(cell)
@@ -341,7 +341,7 @@ def train(cell: Cell, task: AveragedTask, averages: Averages | None = None) -> T
     return trained
 
 
-def _train(cell: Cell, task: AveragedTask, trackers: Sequence[Any]) -> Trained:
+def _train(cell: Cell, task: AveragedTask, trackers: Sequence[Any]) -> AveragedRun:
     model, steps = task.model, math.ceil(task.problem.num_samples / cell["batch"])
     optimizer: Any = make_optimizer(cell, model.parameters(), steps)
 
@@ -355,10 +355,10 @@ def _train(cell: Cell, task: AveragedTask, trackers: Sequence[Any]) -> Trained:
     history = training.train(task.problem, *given).epochs
     rows = [_epoch(row, seen) for row, seen in zip(history, [*watch.rows, {}], strict=False)]
     if not getattr(optimizer, "averaging", False):
-        return Trained(rows, model, averaged=False)
+        return AveragedRun(rows, model, averaged=False)
     with torch.no_grad():
         solution = optimizer.averaged_model(model, task.training(cell["batch"]))
-    return Trained(rows, solution, averaged=True)
+    return AveragedRun(rows, solution, averaged=True)
 
 
 def _epoch(row: Any, seen: Row) -> Row:

@@ -57,7 +57,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
         usual, best = _at(rows, ("AdamW", RATE, DEFAULT, decay)), _best(rows, decay)
         setting = {"decay": decay, "damping": best[0]["damping"]}
         yield claim("held out", kit.gap(usual, best, "error"), **setting)
-        reading, unmet = kit.gap(best, usual, "training error"), kit.saturated(best, usual)
+        reading, unmet = kit.gap(best, usual, "training error"), kit.saturation_reason(best, usual)
         yield claim("training", reading, unmet=unmet, **setting)
     sgd, last = rows.where(kind="end", optimizer="SGD"), decays[-1]
     best, setting = _best(rows, last), {"decay": last}

@@ -62,14 +62,14 @@ def claims(rows: Rows) -> Iterator[Claim]:
     claim = kit.ClaimTexts(text, unit=" points")
     sgd, default, better = ends.where(optimizer="SGD"), at(rows, DEFAULT), at(rows, BETTER)
     first, last, least = (at(rows, key) for key in (CONSTANT[0], CONSTANT[-1], LOWERED[-1]))
-    reading, unmet = kit.gap(last, first, "training error"), kit.saturated(last, first)
+    reading, unmet = kit.gap(last, first, "training error"), kit.saturation_reason(last, first)
     yield claim("slower", reading, unmet=unmet)
     words = f"{slower}: the validation error rises"
     yield _worse(rows, words, where, CONSTANT[-1], CONSTANT[0])
     words = f"{undamped}: the validation error rises"
     yield _worse(rows, words, "§6.5.1", LOWERED[-1], CONSTANT[-1])
     reading = kit.gap_of_gaps((least, least), (last, last), "error", "training error")
-    yield claim("rises more", reading, unmet=kit.saturated(least, last))
+    yield claim("rises more", reading, unmet=kit.saturation_reason(least, last))
     yield claim("default", kit.gap(default, sgd, "error"))
     words = f"{adam}, δ = 10⁻⁸ against 0.0004: the validation error is higher"
     yield _worse(rows, words, "§6.5.2, Table 6.1", DEFAULT, BETTER)
@@ -98,7 +98,7 @@ def _sharpness_claims(rows: Rows, what: str) -> Iterator[Claim]:
     ):
         low, high = PRINTED[lower][0], PRINTED[upper][0]
         before, after = at(rows, lower), at(rows, upper)
-        bound, fitted = kit.least_decades(low, high), kit.saturated(before, after)
+        bound, fitted = kit.least_decades(low, high), kit.saturation_reason(before, after)
         unmet = f"{fitted}, and λ₁ falls with what is left of the loss" if fitted else ""
         sentence = f"{what}: {words}: λ₁, by more than {bound:.2g} decades"
         said = sentence, "Tables 6.1 to 6.3", f"{low:g} to {high:g} ({THEIRS})"

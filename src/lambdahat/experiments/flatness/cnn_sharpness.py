@@ -317,18 +317,18 @@ def gadam_claims(rows: Rows) -> Iterator[Claim]:
     yield kit.jointly(f"{what}: {words}", "§5, Figures 8 and 10", printed, parts)
     yield better
     reading = kit.gap(gadam, sgd, "training accuracy")
-    yield claim("similar", reading, unmet=kit.saturated(gadam, sgd))
+    yield claim("similar", reading, unmet=kit.saturation_reason(gadam, sgd))
     yield from sharper.values()
     yield claim("ratio", magnification(gadam, sgd, "frobenius"))
 
 
-def _printed(rows: Rows) -> dict[tuple[str, str], tuple[float, float, str, str]]:
+def _printed_ratios(rows: Rows) -> dict[tuple[str, str], tuple[float, float, str, str]]:
     """The printed ratios on the data set of the rows, else on CIFAR-100."""
     return RATIOS | (ON_CIFAR10 if rows[0]["data"] == "cifar10" else {})
 
 
 def _sharper(what: str, gadam: Rows, sgd: Rows, column: str, mode: str) -> Claim:
-    low, high, printed, source = _printed(sgd)[column, mode]
+    low, high, printed, source = _printed_ratios(sgd)[column, mode]
     bound = kit.least_decades(low, high)
     words = f"Gadam's {NAMES[column]} is above SGD's by more than {bound:.2g} decades"
     said = f"{what}: {words} (batch norm in {mode} mode)", source, f"{printed} ({VGG})"
@@ -340,7 +340,7 @@ def gadam_tables(rows: Rows) -> Iterator[Table]:
     """SGD beside Gadam in each mode of the batch norm."""
     for mode in ("train", "eval"):
         part = rows.where(mode=mode)
-        printed = _printed(part)
+        printed = _printed_ratios(part)
         lines = lines_of(*(part.where(optimizer=name) for name in OPTIMIZERS))
         words = [printed[column, mode][2] if column in SHARPNESS else "" for column in NAMES]
         labelled = tuple((*line, word) for line, word in zip(lines, words, strict=True))

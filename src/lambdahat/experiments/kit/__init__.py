@@ -57,7 +57,7 @@ from lambdahat.experiments.kit.experiment import SPECTRAL as SPECTRAL
 from lambdahat.experiments.kit.experiment import ClaimTexts as ClaimTexts
 from lambdahat.experiments.kit.experiment import Experiment as Experiment
 from lambdahat.experiments.kit.experiment import Size as Size
-from lambdahat.experiments.kit.experiment import saturated as saturated
+from lambdahat.experiments.kit.experiment import saturation_reason as saturation_reason
 from lambdahat.experiments.kit.experiment import sentences as sentences
 from lambdahat.experiments.kit.experiment import subject as subject
 from lambdahat.results.charts import Chart as Chart

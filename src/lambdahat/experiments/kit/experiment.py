@@ -362,7 +362,7 @@ def subject(rows: Rows) -> str:
     return f"{row['network']}, {row['training']:,} images of {SETS[row['data']]}"
 
 
-def saturated(*parts: Rows) -> str:
+def saturation_reason(*parts: Rows) -> str:
     """Why training errors cannot be compared: all runs of all parts have none; or ""."""
     errors = [value for rows in parts for value in rows.values("training error")]
     errors += [100 - value for rows in parts for value in rows.values("training accuracy")]

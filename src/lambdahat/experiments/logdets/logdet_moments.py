@@ -69,7 +69,7 @@ def stiffness(scaled: bool) -> Known:
     """bcsstk16, its diagonal ``scaled`` to 1 if asked; without the file a grid of entries."""
     path = outside_file("matrices", f"{STIFFNESS}_full")
     words = STIFFNESS if path else f"grid over {DECADES} decades for {STIFFNESS} (no file)"
-    matrix = scipy.sparse.load_npz(path).tocsr().astype(np.float64) if path else _uneven()
+    matrix = scipy.sparse.load_npz(path).tocsr().astype(np.float64) if path else _uneven_grid()
     known = _operator(matrix)
     if scaled:
         known, words = known.rescaled(known.known_diagonal().rsqrt()), f"{words}, scaled"
@@ -83,7 +83,7 @@ def _operator(matrix: Any) -> Matrix:
     return wrapped
 
 
-def _uneven() -> Any:
+def _uneven_grid() -> Any:
     """S(−Δ)S with the squares of S spread evenly over nine decades."""
     matrix, values = laplacian(STAND_IN)
     rng = generator(0, "uneven grid")

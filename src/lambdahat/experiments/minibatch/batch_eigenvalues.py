@@ -78,7 +78,7 @@ def _claims(points: Points) -> Iterator[tuple[str, kit.Claim]]:
         values["source"] = "this work" if own else source
         return key, CLAIMS(key, reading, first=first, last=last, unmet=unmet, **values)
 
-    batches = near_claimed(last)
+    batches = batches_near_claim(last)
     ratios = batches.values("largest") / last["full largest"]
     yield claim("larger", kit.mean_of(ratios.tolist()), size=batches.size)
     for model in models:
@@ -158,7 +158,7 @@ def excess_slope(point: TrainingPoint) -> kit.Reading:
     return kit.Reading(float(coefficients[0]), error, len(seen) - 2, len(seen))
 
 
-def near_claimed(point: TrainingPoint) -> SizeBatches:
+def batches_near_claim(point: TrainingPoint) -> SizeBatches:
     """The batch size nearest the thesis's."""
     return min(
         point.batches, key=lambda batches: abs(math.log(batches.size / batch_points.CLAIMED_SIZE))
@@ -213,12 +213,12 @@ def _mean_ratio(point: TrainingPoint, model: str) -> kit.Reading:
 def _misses(points: Points, model: str) -> dict[int, float]:
     """|ln(predicted/measured)| of λ'₁ for each batch, its mean over epochs and sizes."""
 
-    def missed(batches: SizeBatches) -> NDArray[np.float64]:
+    def log_errors(batches: SizeBatches) -> NDArray[np.float64]:
         predicted = batches.prediction(model, "largest").value
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.abs(np.log(predicted / batches.values("largest")))
 
-    return dict(enumerate(_by_batch(points, missed, "largest")))
+    return dict(enumerate(_by_batch(points, log_errors, "largest")))
 
 
 SHARES = "model | 1 sd predicted | 2 sd | 1 sd measured | 2 sd  | predicted/measured"

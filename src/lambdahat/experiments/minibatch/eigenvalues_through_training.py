@@ -21,7 +21,12 @@ from torch.optim import Optimizer
 from lambdahat.experiments import kit
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.minibatch import batch_eigenvalues, batch_points
-from lambdahat.experiments.minibatch.batch_eigenvalues import CLOSE, OURS, has_learnt, near_claimed
+from lambdahat.experiments.minibatch.batch_eigenvalues import (
+    CLOSE,
+    OURS,
+    batches_near_claim,
+    has_learnt,
+)
 from lambdahat.experiments.minibatch.batch_points import (
     HESSIAN_ONLY,
     MEASURED,
@@ -133,7 +138,7 @@ def courses_of(rows: Rows) -> list[Courses]:
 
 def excess(point: TrainingPoint) -> float:
     """λ'₁ − λ₁: what batches show beyond the full data, on average."""
-    return near_claimed(point).mean("largest").value - float(point["full largest"])
+    return batches_near_claim(point).mean("largest").value - float(point["full largest"])
 
 
 def misses(points: Sequence[TrainingPoint], model: str) -> tuple[float, float]:
@@ -141,7 +146,7 @@ def misses(points: Sequence[TrainingPoint], model: str) -> tuple[float, float]:
     their standard deviations, and as |ln(predicted/mean)|.
     """
     far, logs = [], []
-    for batches in map(near_claimed, points):
+    for batches in map(batches_near_claim, points):
         predicted, mean = batches.prediction(model, "largest").value, batches.mean("largest").value
         spread, known = batches.deviation("largest"), predicted > 0 and mean > 0
         far.append(abs(predicted - mean) / spread if spread > 0 else math.nan)
@@ -180,7 +185,7 @@ def _claims(courses: Courses, every: Sequence[Courses]) -> Iterator[tuple[str, k
     """The claims of one network, operator and optimiser, each with its key; those of our model,
     and what is said of KFAC against SGD, are ours: the thesis draws both without comment.
     """
-    epochs, size = courses.epochs, near_claimed(courses.first[-1]).size
+    epochs, size = courses.epochs, batches_near_claim(courses.first[-1]).size
     shared = {"runs": courses, "start": epochs[0], "end": epochs[-1], "size": size}
 
     def claim(key: str, reading: kit.Reading, **values: Any) -> tuple[str, kit.Claim]:
@@ -193,7 +198,7 @@ def _claims(courses: Courses, every: Sequence[Courses]) -> Iterator[tuple[str, k
         return kit.mean_of(list(courses.by_seed(value).values()))
 
     def ratio(point: TrainingPoint) -> float:
-        return near_claimed(point).mean("largest").value / float(point["full largest"])
+        return batches_near_claim(point).mean("largest").value / float(point["full largest"])
 
     yield claim("grows", over_seeds(lambda points: _log(points, "variance", ratio=True)))
     yield claim("larger", over_seeds(lambda points: math.log(ratio(points[-1]))))
@@ -305,20 +310,20 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
 
 
 def _largest(courses: Courses) -> kit.Chart:
-    def shown(name: str, value: Callable[[SizeBatches], float]) -> kit.Series:
-        return _series(courses, name, lambda point: value(near_claimed(point)))
+    def value_series(name: str, value: Callable[[SizeBatches], float]) -> kit.Series:
+        return _series(courses, name, lambda point: value(batches_near_claim(point)))
 
     full = _series(courses, "full data", lambda point: float(point["full largest"]))
-    size = near_claimed(courses.first[0]).size
-    seen = shown(f"batches of {size}", lambda batches: batches.mean("largest").value)
-    between = shown("", lambda batches: batches.deviation("largest")).y
+    size = batches_near_claim(courses.first[0]).size
+    seen = value_series(f"batches of {size}", lambda batches: batches.mean("largest").value)
+    between = value_series("", lambda batches: batches.deviation("largest")).y
     series = [full, replace(seen, error=between)]
     for model in courses.models:
 
-        def predicted(batches: SizeBatches, model: str = model) -> float:
+        def prediction(batches: SizeBatches, model: str = model) -> float:
             return batches.prediction(model, "largest").value
 
-        series.append(shown(model, predicted))
+        series.append(value_series(model, prediction))
     title = f"{courses.name}: λ₁ through training by {courses.optimizer}"
     caption = (
         "Means over seeds with their standard error; of batches the standard deviation between"
