@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat._quantities import CURVATURES
 from lambdahat.cli.exits import OK, code_of, foreign_output, rank, require_writable
 from lambdahat.cli.loading import held_out_data, load_problem
 from lambdahat.cli.measurements import bars, duration, one_product, size
-from lambdahat.cli.options import ProblemChoices
+from lambdahat.cli.options import RANDOM, RITZ, Lines, ProblemChoices
 from lambdahat.cli.printing import print_json, print_table
 from lambdahat.estimators import Direction, landscape, towards
 from lambdahat.krylov import lanczos, random_vector
@@ -24,8 +22,6 @@ from lambdahat.problem import Problem
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import Landscape
 
-RITZ = ("largest", "smallest", "smallest-magnitude")
-RANDOM = {"random": "a random direction", "filter": "a filter-normalised direction"}
 HEADER = (
     "along",
     "vᵀHv",
@@ -35,51 +31,6 @@ HEADER = (
     "held out at centre",
     "lowest held out",
 )
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Where to look at the loss: directions (a plane or lines), or ``towards`` a checkpoint."""
-
-    along: tuple[str, ...]
-    plane: bool = False
-    refresh: bool = False
-    distance: float = 1.0
-    points: int = 21
-    curvature: str = "hessian"
-    depth: int = 100
-    seed: int = 0
-    towards: Path | None = None
-
-    def __post_init__(self) -> None:
-        require(self.towards is None or not self.plane, "towards", "go without --plane", "both")
-        require(
-            len(self.along) > 0,
-            "along",
-            f"name at least one of {', '.join((*RITZ, *RANDOM))}",
-            "none",
-        )
-        for name in self.along:
-            require_choice(name, "along", (*RITZ, *RANDOM))
-        require(
-            not self.plane or len(self.along) >= 2,
-            "along",
-            "name two directions with --plane",
-            repr(self.along),
-        )
-        require_positive(self.distance, "distance")
-        require_count(self.points, "points", least=3)
-
-    @property
-    def evaluations(self) -> int:
-        """How often the loss of the whole data is computed."""
-        lines = len(self.along) if self.towards is None else 1
-        return self.points**2 if self.plane else self.points * lines
-
-    @property
-    def ritz(self) -> bool:
-        """Whether a Lanczos run is needed."""
-        return self.towards is None and bool(set(self.along) & set(RITZ))
 
 
 def run_landscape(
@@ -103,10 +54,10 @@ def run_landscape(
         rest = problem.on(data.batches if isinstance(data, Problem) else data)
     operator = CURVATURES[lines.curvature](problem)
     if dry_run:
-        return _predict(operator, lines, as_json)
+        return _predict(operator, lines, choices.seed, as_json)
     with bars(quiet), foreign_output():
         if lines.towards is None:
-            landscapes = _look(problem, operator, lines, rest)
+            landscapes = _look(problem, operator, lines, rest, choices.seed)
         else:
             end = load_problem(factory, choices, lines.towards, "--towards")
             label = f"towards {lines.towards.name}"
@@ -149,15 +100,15 @@ def _show(
             print(f"written to {out}")
 
 
-def directions(operator: LinearOperator, lines: Lines) -> list[tuple[Direction, str]]:
+def directions(operator: LinearOperator, lines: Lines, seed: int) -> list[tuple[Direction, str]]:
     """The named directions and labels: Ritz vectors of one Lanczos run, or random ones."""
-    vectors = _ritz(operator, lines) if lines.ritz else {}
-    return [vectors[name] if name in RITZ else (name, RANDOM[name]) for name in lines.along]
+    vectors = _ritz(operator, lines.depth, seed) if lines.ritz else {}
+    return [vectors[name] if name in RITZ else (name, RANDOM[name]) for name in lines.names]
 
 
-def _ritz(operator: LinearOperator, lines: Lines) -> dict[str, tuple[Direction, str]]:
-    start = random_vector(operator, lines.seed, "landscape")
-    run = lanczos(operator, start, min(lines.depth, operator.dim), "Ritz vectors")
+def _ritz(operator: LinearOperator, depth: int, seed: int) -> dict[str, tuple[Direction, str]]:
+    start = random_vector(operator, seed, "landscape")
+    run = lanczos(operator, start, min(depth, operator.dim), "Ritz vectors")
     values, vectors = torch.linalg.eigh(
         torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
     )
@@ -176,14 +127,14 @@ def _ritz(operator: LinearOperator, lines: Lines) -> dict[str, tuple[Direction, 
 
 
 def _look(
-    problem: Problem, operator: LinearOperator, lines: Lines, rest: Problem | None
+    problem: Problem, operator: LinearOperator, lines: Lines, rest: Problem | None, seed: int
 ) -> dict[str, Landscape]:
     """Every line by its direction's name, or the one plane."""
-    chosen = directions(operator, lines)
+    chosen = directions(operator, lines, seed)
     groups = (
         {"plane": chosen[:2]}
         if lines.plane
-        else {n: [one] for n, one in zip(lines.along, chosen, strict=True)}
+        else {n: [one] for n, one in zip(lines.names, chosen, strict=True)}
     )
     landscapes = {}
     for name, group in groups.items():
@@ -196,7 +147,7 @@ def _look(
             rest,
             refresh=lines.refresh,
             labels=labels,
-            seed=lines.seed,
+            seed=seed,
         )
     return landscapes
 
@@ -228,9 +179,9 @@ def _document(landscape: Landscape) -> dict[str, Any]:
     }
 
 
-def _predict(operator: LinearOperator, lines: Lines, as_json: bool) -> int:
+def _predict(operator: LinearOperator, lines: Lines, seed: int, as_json: bool) -> int:
     with foreign_output():
-        first = one_product(operator, lines.seed)
+        first = one_product(operator, seed)
     products = min(lines.depth, operator.dim) if lines.ritz else 0
     item = torch.empty(0, dtype=operator.dtype).element_size()
     held = (products + 1) * operator.dim * item

@@ -24,6 +24,7 @@ from lambdahat.cli.options import (
     PROBLEM,
     QUIET,
     CurvatureChoice,
+    Lines,
     ProblemChoices,
     SamplingChoices,
     argument,
@@ -198,19 +199,7 @@ def compare(
 def landscape(
     *,
     factory: str = FACTORY,
-    along: str = option(
-        "Of largest, smallest, smallest-magnitude, random and filter.",
-        "largest,smallest,smallest-magnitude",
-        "NAMES",
-        complete=("largest", "smallest", "smallest-magnitude", "random", "filter"),
-    ),
-    plane: bool = option("Plane of the first two directions instead of lines.", False),
-    towards: Path | None = option("Line to this checkpoint instead of --along."),
-    distance: float = option("Distance along each direction.", 1.0),
-    points: int = option("Points along each direction.", 21, min=3),
-    curvature: CurvatureChoice = CURVATURE,
-    depth: int = DEPTH,
-    refresh: bool = option("Recompute batch-norm statistics at every point.", False),
+    lines: Lines,
     checkpoint: Path | None = CHECKPOINT,
     held_out: str | None = option(
         'module:function with held-out data; "test" of a run.', panel=PROBLEM
@@ -222,10 +211,8 @@ def landscape(
     quiet: bool = QUIET,
 ) -> int:
     """Draw the loss along Ritz vectors or random directions."""
-    from lambdahat.cli.lines import Lines, run_landscape
+    from lambdahat.cli.lines import run_landscape
 
-    names = tuple(name.strip() for name in along.split(",") if name.strip())
-    lines = Lines(names, plane, refresh, distance, points, curvature, depth, choices.seed, towards)
     return run_landscape(
         factory, checkpoint, choices, lines, held_out, out, as_json, dry_run, quiet
     )

@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
-from lambdahat._core.check import did_you_mean, require_choice
+from lambdahat._core.check import did_you_mean, require, require_choice, require_positive
 from lambdahat.cli.exits import OK, exit_codes, output_path
 
 LIBRARY = Path(__file__).parent.parent
@@ -399,6 +399,55 @@ class TrainingChoices:
         "NAMES",
         complete=("csv", "tensorboard", "wandb", "mlflow"),
     )
+
+
+RITZ = ("largest", "smallest", "smallest-magnitude")
+RANDOM = {"random": "a random direction", "filter": "a filter-normalised direction"}
+
+
+@option_group
+class Lines:
+    """Where to look at the loss: directions (a plane or lines), or ``towards`` a checkpoint."""
+
+    along: str = option(
+        "Of largest, smallest, smallest-magnitude, random and filter.",
+        ",".join(RITZ),
+        "NAMES",
+        complete=(*RITZ, *RANDOM),
+    )
+    plane: bool = option("Plane of the first two directions instead of lines.", False)
+    towards: Path | None = option("Line to this checkpoint instead of --along.")
+    distance: float = option("Distance along each direction.", 1.0)
+    points: int = option("Points along each direction.", 21, min=3)
+    curvature: CurvatureChoice = CURVATURE
+    depth: int = DEPTH
+    refresh: bool = option("Recompute batch-norm statistics at every point.", False)
+
+    def __post_init__(self) -> None:
+        known, names = (*RITZ, *RANDOM), self.names
+        require(self.towards is None or not self.plane, "towards", "go without --plane", "both")
+        require(len(names) > 0, "along", f"name at least one of {', '.join(known)}", "none")
+        for name in names:
+            require_choice(name, "along", known)
+        two = not self.plane or len(names) >= 2
+        require(two, "along", "name two directions with --plane", repr(names))
+        require_positive(self.distance, "distance")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The directions."""
+        return tuple(name.strip() for name in self.along.split(",") if name.strip())
+
+    @property
+    def evaluations(self) -> int:
+        """How often the loss of the whole data is computed."""
+        lines = len(self.names) if self.towards is None else 1
+        return self.points**2 if self.plane else self.points * lines
+
+    @property
+    def ritz(self) -> bool:
+        """Whether a Lanczos run is needed."""
+        return self.towards is None and bool(set(self.names) & set(RITZ))
 
 
 @option_group
