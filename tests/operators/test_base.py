@@ -194,7 +194,7 @@ def test_what_is_near_passes_through_the_algebra() -> None:
 
 def test_sampled_trace_is_scaled() -> None:
     class Sampled(Products):
-        def sampled_trace(self, tol: float, seed: int) -> Estimate:
+        def sampled_trace(self, tol: float, seed: int, limit: int | None = None) -> Estimate:
             return Estimate(5.0, 0.5, dof=7)
 
     found = (-2 * Sampled(torch.eye(2))).sampled_trace(0.1, 0)

@@ -13,13 +13,16 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from lambdahat._core.progress import progress
 from lambdahat.estimators import trace
 from lambdahat.operators import fisher, ggn, gradient_covariance, hessian
 from lambdahat.operators.exact import ClosedForm, closed_form, layer_squares
 from lambdahat.operators.exact.layer_squares import LayerCall
 from lambdahat.operators.exact.validity import few_of, separate_output
 from lambdahat.operators.linearise import leaves_of
+from lambdahat.operators.rounding import closed_form_rounding
 from lambdahat.problem import Problem
+from lambdahat.problem.losses import make_loss
 from lambdahat.results import Status
 from tests.cases import network
 from tests.operators.contract import relative
@@ -600,7 +603,7 @@ class TestSampledTrace:
         assert high - low <= 2 * 0.05 * found.value
         tight = form.sample(1e-4, 0)
         assert tight.status is Status.SAMPLES_SPENT
-        assert tight.dof == closed_form.MAX_ROUNDS - 1
+        assert tight.cost == closed_form.MAX_ROUNDS
 
     @pytest.mark.parametrize("make", [many_classes, sequences, segmentation])
     def test_auto_uses_it(self, make: Callable[[], Problem]) -> None:
@@ -611,13 +614,137 @@ class TestSampledTrace:
             factor = 2.0 if operator.__class__.__name__ == "Scaled" else 1.0
             assert 0 < found.stderr
             assert abs(found.value - factor * exact) < 4 * found.stderr
-            assert (found.cost, operator.matvecs) == (0, 0)
+            # a round counts as a product, and is none with the operator
+            assert closed_form.MIN_ROUNDS <= found.cost <= closed_form.MAX_ROUNDS
+            assert operator.matvecs == 0
         if make is many_classes:
             assert trace(hessian(problem), method="exact").value == pytest.approx(exact, rel=1e-10)
 
     def test_few_classes_are_exact(self) -> None:
         assert ggn(network("mlp")).sampled_trace(0.1, 0) is None
         assert trace(hessian(network("mlp"))).stderr == 0.0
+
+
+class Residual(nn.Module):
+    """Strided and grouped convolutions, batch-norm and a skip connection."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, 1, 2, 2, 2)
+        self.norm, self.head = nn.BatchNorm2d(4), nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        return self.head((x + F.relu(self.norm(self.b(x)))).mean(dim=(2, 3)))
+
+
+def residual_network(classes: int = 40, dtype: torch.dtype = torch.float64) -> Problem:
+    with torch.random.fork_rng():
+        torch.manual_seed(8)
+        model = Residual(classes).to(dtype)
+        nn.init.uniform_(model.norm.running_var, 0.5, 2.0)
+        nn.init.normal_(model.norm.running_mean)
+        x, y = torch.randn(24, 2, 7, 6, dtype=dtype), torch.randint(classes, (24,))
+    weight = torch.rand(classes, generator=torch.Generator().manual_seed(0)) + 0.5
+    loss = nn.CrossEntropyLoss(weight, ignore_index=3, label_smoothing=0.1)
+    return Problem(model, loss, (x, y), batch_size=10, norm="eval")
+
+
+class TestRoundsOfSigns:
+    """Random signs of all factors in the place of the factors."""
+
+    @pytest.mark.parametrize("loss", ["weighted", "probabilities", "positions", "mse", "bce"])
+    def test_mean_over_all_signs_is_the_curvature(self, loss: str) -> None:
+        rng = torch.Generator().manual_seed(0)
+        shape = (2, 3, 2) if loss == "positions" else (2, 4)
+        output = torch.randn(shape, generator=rng, dtype=torch.float64)
+        classes, weight = torch.tensor([1, 3]), torch.tensor([0.5, 1.0, 2.0, 3.0])
+        kinds: dict[str, tuple[Any, Tensor]] = {
+            "weighted": (nn.CrossEntropyLoss(weight, ignore_index=3, label_smoothing=0.2), classes),
+            "probabilities": (nn.CrossEntropyLoss(weight), output.flip(0).softmax(dim=1)),
+            "positions": ("cross_entropy", torch.tensor([[1, -100], [0, 2]])),
+            "mse": ("mse", output.flip(0)),
+            "bce": (nn.BCEWithLogitsLoss(pos_weight=weight), (output > 0).double()),
+        }
+        given, target = kinds[loss]
+        made = make_loss(given)
+        width = output[0].numel()
+        patterns = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * width)
+        signs = patterns.reshape(-1, 1, *shape[1:]).expand(-1, *shape)
+        roots = made.signed_root(output, target, signs).flatten(2)
+        found = torch.einsum("rbi,rbj->bij", roots, roots) / len(patterns)
+        multiply = made.product(output, target)
+        columns = [
+            multiply(unit.reshape(1, *shape[1:]).expand(shape))
+            for unit in torch.eye(width).double()
+        ]
+        expected = torch.stack(columns, dim=-1).reshape(2, width, width)
+        assert torch.allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+    @pytest.mark.parametrize("name", sorted(MODELS))
+    def test_every_layer(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a bias that four per cent would show, for every kind of layer."""
+        monkeypatch.setattr(closed_form, "MANY_FACTORS", 0)
+        monkeypatch.setattr(closed_form, "MOST_SIGNALS", 0)
+        monkeypatch.setattr(closed_form, "MAX_ROUNDS", 512)
+        make, shape, _ = MODELS[name]
+        problem = problem_of(make, shape)
+        found, exact = ggn(problem).sampled_trace(0.04, 0), float(dense_ggn(problem).trace())
+        assert found is not None
+        assert found.status is Status.CONVERGED
+        assert abs(found.value - exact) < 4 * found.stderr < 0.1 * exact
+
+    @pytest.mark.parametrize("operator", [hessian, ggn])
+    def test_error_is_true(self, operator: Any) -> None:
+        """Over 200 seeds, of a network where the Hessian has the Gauss–Newton matrix's trace."""
+        matrix, exact = (
+            operator(residual_network()),
+            float(dense_hessian(residual_network()).trace()),
+        )
+        scores, costs = [], []
+        for seed in range(200):
+            found = trace(matrix, tol=0.1, seed=seed)
+            costs.append(found.cost)
+            chance = stats.t.cdf((found.value - exact) / found.stderr, found.dof)
+            scores.append(float(stats.norm.ppf(chance)))
+        z = torch.tensor(scores)
+        assert max(costs) <= 16  # an exact trace takes 39 signals
+        assert abs(float(z.mean())) < 4 / math.sqrt(200)
+        assert 0.6 < float(z.var()) < 1.4  # 4 standard deviations of a variance of 200 scores
+        assert float((z.abs() < 1.96).double().mean()) > 0.9
+
+    def test_a_tight_tolerance_is_exact(self) -> None:
+        exact = float(dense_hessian(residual_network()).trace())
+        for classes, tol in ((40, 1e-3), (20, 0.1)):
+            problem = residual_network(classes)
+            found = trace(hessian(problem), tol=tol)
+            assert (found.stderr, found.cost) == (0.0, 0)
+            if classes == 40:
+                assert found.value == pytest.approx(exact, rel=1e-10)
+
+    def test_rounds_respect_the_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(closed_form, "MOST_SIGNALS", 0)
+        found = trace(hessian(residual_network()), tol=1e-6, max_matvecs=5)
+        assert found.cost <= 5
+        assert found.status is Status.SAMPLES_SPENT
+
+    def test_rounding_is_that_of_the_same_signs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However the data are cut: other signs would differ by far more than rounding."""
+        monkeypatch.setitem(closed_form.CHUNK_BYTES, "cpu", 10_000)
+        operator = hessian(residual_network(dtype=torch.float32))
+        found = trace(operator, tol=0.1)
+        assert found.cost >= closed_form.MIN_ROUNDS
+        error, _ = closed_form_rounding(operator, sampled=True)
+        assert 0 < error < 1e-5 * found.value
+
+    def test_progress_tells_rounds_and_samples(self) -> None:
+        seen: list[tuple[str, int, int | None]] = []
+        with progress(lambda task, done, total: seen.append((task, done, total))):
+            found = trace(hessian(residual_network()), tol=0.1)
+        rounds = [row for row in seen if row[0] == "sampled trace"]
+        assert rounds[0][1:] == (0, closed_form.MIN_ROUNDS)
+        assert rounds[-1][1:] == (found.cost, found.cost)
+        assert ("closed form", 24, 24) in seen
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -320,12 +320,14 @@ def test_errors_of_sampled_residuals_are_true(
 ) -> None:
     """Over 60 seeds the errors in their own standard errors have mean 0 and variance 1."""
     monkeypatch.setattr(closed_form, "MANY_FACTORS", 3)
+    monkeypatch.setattr(closed_form, "MANY_COLUMNS", 3)
     operator = hessian(make())
     exact, scores = float(dense_hessian(make()).trace()), []
     for seed in range(60):
         found = trace(operator, tol=10.0, seed=seed)
         assert found.stderr > 0
-        assert (found.cost, found.dof) == (0, closed_form.MIN_ROUNDS - 1)
+        assert closed_form.MIN_ROUNDS <= found.cost <= 2 * closed_form.MIN_ROUNDS
+        assert found.dof >= closed_form.MIN_DOF
         scores.append(
             float(stats.norm.ppf(stats.t.cdf((found.value - exact) / found.stderr, found.dof)))
         )
@@ -336,9 +338,11 @@ def test_errors_of_sampled_residuals_are_true(
 
 def test_rounds_go_on_until_the_error_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closed_form, "MANY_FACTORS", 3)
+    monkeypatch.setattr(closed_form, "MANY_COLUMNS", 3)
+    monkeypatch.setattr(closed_form, "MOST_SIGNALS", 0)  # or the closed form would be cheaper
     operator = hessian(deep())
     found = trace(operator, tol=0.02)
-    assert found.dof > closed_form.MIN_ROUNDS
+    assert found.cost > closed_form.MIN_ROUNDS
     low, high = found.interval(0.95)
     assert high - low <= 2.001 * 0.02 * abs(found.value)
     assert found.status is Status.CONVERGED
@@ -351,7 +355,9 @@ def test_products_go_on_where_rounds_are_spent(
 ) -> None:
     """To the dense answer, which a tolerance that no rounds reach asks for."""
     monkeypatch.setattr(closed_form, "MANY_FACTORS", 3)
+    monkeypatch.setattr(closed_form, "MANY_COLUMNS", 3)
     monkeypatch.setattr(closed_form, "MAX_ROUNDS", 16)
+    monkeypatch.setattr(closed_form, "MOST_SIGNALS", 0)  # or the closed form would be cheaper
     cases = [(hessian(make()), dense_hessian(make()))]
     if make is many_classes:
         cases += [(2.0 * ggn(make()), 2.0 * dense_ggn(make()))]
@@ -364,6 +370,7 @@ def test_products_go_on_where_rounds_are_spent(
 
 def test_too_many_columns_are_left_to_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closed_form, "MANY_FACTORS", 3)
+    monkeypatch.setattr(closed_form, "MANY_COLUMNS", 3)
     monkeypatch.setattr(exact_forms, "MOST_COLUMNS", 3)
     operator = hessian(deep())
     assert operator.known_diagonal() is None

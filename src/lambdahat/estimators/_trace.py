@@ -160,9 +160,8 @@ def trace(
     probe = probe or ("sphere" if method == "xtrace" else "rademacher")
     require_choice(probe, "probe", KINDS)
     require_count(seed, "seed", least=0)
-    estimate = _estimate(operator, tol, method, max_matvecs, probe, seed)
-    closed = estimate.cost == 0 == estimate.stderr
-    known = closed_form_rounding(operator) if closed else None
+    estimate, by = _estimate(operator, tol, method, max_matvecs, probe, seed)
+    known = None if by == "products" else closed_form_rounding(operator, by == "rounds")
     if known is None:
         rounding = rounding_of(operator)
         known = None if rounding is None else (rounding.trace, rounding.size)
@@ -179,35 +178,41 @@ def _estimate(
     max_matvecs: int | None,
     probe: str,
     seed: int,
-) -> Estimate:
-    """The trace with the error of the probes."""
-    sampled = operator.sampled_trace(tol, seed) if method == "auto" else None
+) -> tuple[Estimate, str]:
+    """The trace with the error of the probes; by "closed form", "rounds" or "products"."""
+    sampled = operator.sampled_trace(tol, seed, max_matvecs) if method == "auto" else None
     if sampled is not None and sampled.status.ok:
-        return sampled
+        return sampled, "rounds"
     if method == "exact" or (method == "auto" and sampled is None):
         known = operator.known_trace()
         if known is not None:
             cure = "look for a NaN loss or parameter"
             require(math.isfinite(known), "the operator", "have a finite trace", repr(known), cure)
-            return Estimate(known)
+            return Estimate(known), "closed form"
         reason = operator.why_no_trace() if method == "exact" else ""
         got = f"{operator!r}: {reason}" if reason else repr(operator)
         expected = "not be 'exact' where the structure does not give the trace in closed form"
         cure = "call trace(operator, method='auto') to estimate it"
         require(method != "exact", "method", expected, got, cure)
+    rounds = 0 if sampled is None else int(sampled.cost)
+    if max_matvecs is not None and sampled is not None:
+        max_matvecs -= rounds
+        if max_matvecs < MINIMUM and max_matvecs < operator.dim:
+            return sampled, "rounds"
     control = operator.control() if method == "auto" else None
     meter = Meter("trace", max_matvecs, operator, control)
     if operator.dim <= min(SMALL, meter.limit):
-        return _dense(operator, meter)
+        return _dense(operator, meter), "products"
     unit, probes = Normalised(operator), Probes(operator, probe, seed, "trace")
     scaled_control = None if control is None else Normalised(control, unit)
     mean = _ESTIMATORS[method](_Task(unit, scaled_control, probes, meter, tol))
     if not mean.reached and operator.dim <= meter.left:
-        return _dense(operator, meter, control)
+        return _dense(operator, meter, control), "products"
     estimate = unit.restored(mean.estimate(meter))
+    estimate = replace(estimate, cost=estimate.cost + rounds)
     if sampled is not None and not mean.reached and sampled.stderr < estimate.stderr:
-        return replace(sampled, cost=meter.spent)
-    return estimate
+        return replace(sampled, cost=estimate.cost), "rounds"
+    return estimate, "products"
 
 
 @default_context()

@@ -258,8 +258,8 @@ class LinearOperator(ABC):
         inner = [part.dim * item + part.column_bytes() for part in self._inner]
         return 2 * self.dim * item + max(inner, default=0)
 
-    def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
-        """The trace from one-sided samples, where those cost least, else None."""
+    def sampled_trace(self, tol: float, seed: int, limit: int | None = None) -> Estimate | None:
+        """The trace from at most ``limit`` random signals a sample, where those cost least."""
         return None
 
     def why_no_trace(self) -> str:
@@ -499,8 +499,8 @@ class Scaled(LinearOperator):
         self.matvecs += self.inner.matvecs - before
         return found
 
-    def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
-        found = self.inner.sampled_trace(tol, seed)
+    def sampled_trace(self, tol: float, seed: int, limit: int | None = None) -> Estimate | None:
+        found = self.inner.sampled_trace(tol, seed, limit)
         if found is None:
             return None
         value, stderr = self.factor * found.value, abs(self.factor) * found.stderr

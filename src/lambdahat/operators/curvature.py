@@ -484,8 +484,8 @@ class Curvature(LinearOperator):
         sums = self.exact.sums(diagonal=True)
         return None if sums is None else sums.to(self.dtype)
 
-    def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
-        return self.exact.sample(tol, seed)
+    def sampled_trace(self, tol: float, seed: int, limit: int | None = None) -> Estimate | None:
+        return self.exact.sample(tol, seed, limit)
 
     def why_no_trace(self) -> str:
         return self.exact.why_not()

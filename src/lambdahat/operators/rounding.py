@@ -145,9 +145,13 @@ def with_rounding(estimate: Estimate, error: float | Tensor, allowed: float) -> 
     return replace(estimate, stderr=total, dof=dof, status=status)
 
 
-def closed_form_rounding(operator: LinearOperator) -> tuple[float, float] | None:
+def closed_form_rounding(
+    operator: LinearOperator, sampled: bool = False
+) -> tuple[float, float] | None:
     """About |tr E| of a trace in closed form, and a lower bound of ‖A‖_F; None where neither is
     known, or nothing is rounded.
+
+    Of a ``sampled`` trace one round is evaluated in their place, with the same random signs.
 
     The closed form itself is evaluated in both precisions: on all samples if they are few, and
     otherwise on those that add most to the trace, whose errors count as they are, and on random
@@ -156,13 +160,17 @@ def closed_form_rounding(operator: LinearOperator) -> tuple[float, float] | None
     """
     if not isinstance(operator, Curvature) or type(operator).known_trace != Curvature.known_trace:
         return None
-    if not operator.problem.reduced or not _fits(operator) or operator.closed_sums is None:
+    if not operator.problem.reduced or not _fits(operator):
         return None
-    known: tuple[float, float] | None = vars(operator).get("_closed_form_rounding")
-    if known is not None:
-        return known
+    kept: dict[bool, tuple[float, float]] = vars(operator).setdefault("_closed_form_rounding", {})
+    if sampled in kept:
+        return kept[sampled]
     problem, form = operator.problem.alone(), operator.exact
     gauss_newton = form.gauss_newton if isinstance(form, HessianForm) else form
+    known = None if sampled else operator.closed_sums
+    # what activations add is sampled otherwise
+    if known is None and not (sampled and (form is gauss_newton or not form.form.curved)):  # type: ignore[union-attr]
+        return None
     few, share = problem, 1.0
     if problem.num_samples > COMPARED_WHOLE and problem.norm != "train":
         weights, stream = gauss_newton.sample_weights, generator(0, "rounding")
@@ -174,14 +182,17 @@ def closed_form_rounding(operator: LinearOperator) -> tuple[float, float] | None
 
         def sums(of: Problem) -> Tensor:
             """The sums over each parameter, by part, (parts, L)."""
-            same = form.like(of)
-            found = [same.sums()] if few is problem else [same.sums(only=b) for b in of.batches]
+            same, only = form.like(of), [None] if few is problem else of.batches
+            found = [same.sums(only=batch) for batch in only]
+            if sampled:
+                same, signs = gauss_newton.like(of), gauss_newton.random_signs(0, range(1))
+                found = [same.accumulate(signs, False, None, batch) for batch in only]
             if any(each is None for each in found):
                 raise ValueError("the closed form does not hold on these samples")
             return torch.stack(found)  # type: ignore[arg-type]
 
         try:
-            own = operator.closed_sums[None] if few is problem else sums(few)
+            own = known[None] if known is not None and few is problem else sums(few)
             double = _run_in_double(few, sums)
         except (ValueError, torch.OutOfMemoryError):
             return None
@@ -198,7 +209,7 @@ def closed_form_rounding(operator: LinearOperator) -> tuple[float, float] | None
     size = float((traces.square() / lengths).sum().sqrt())  # no more than the diagonal's
     if not (math.isfinite(error) and math.isfinite(size)):
         return None
-    vars(operator)["_closed_form_rounding"] = (error, size)
+    kept[sampled] = (error, size)
     return error, size
 
 

@@ -8,7 +8,7 @@ trace where all signals would be too many.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 from functools import cached_property
 
 from torch import Tensor
@@ -19,10 +19,8 @@ from lambdahat.operators.exact.closed_form import (
     MAX_ROUNDS,
     MIN_ROUNDS,
     ClosedForm,
-    ResidualRounds,
     Residuals,
     SampledResiduals,
-    mean_of_rounds,
 )
 from lambdahat.operators.exact.residual_checks import verify
 from lambdahat.operators.exact.validity import ModelForm, form_of, no_form
@@ -61,7 +59,7 @@ class HessianForm:
         """How the trace is found: in "closed form", by "rounds" of random signals, or "" if not."""
         if self.form.refused:
             return ""
-        many = self.form.columns > closed_form.MANY_FACTORS
+        many = self.form.columns > closed_form.MANY_COLUMNS
         return "rounds" if many and self.gauss_newton.trace_by else self.gauss_newton.trace_by
 
     @property
@@ -94,34 +92,26 @@ class HessianForm:
         sums = gauss_newton.accumulate(gauss_newton.factors, diagonal, extra, only)
         return None if self._differs(extra) else sums
 
-    def sample(self, tol: float, seed: int) -> Estimate | None:
+    def sample(self, tol: float, seed: int, limit: int | None = None) -> Estimate | None:
         """The trace by random signals, where all would be too many."""
         if self.trace_by != "rounds":
             return None
         gauss_newton, seen = self.gauss_newton, list[Residuals]()
 
-        def together(index: int) -> Residuals:
-            """Random signs at the activations, in a round with random factors at the output."""
-            seen.append(SampledResiduals(self.problem, gauss_newton.leaves, seed, index))
+        def signs(rounds: range) -> Residuals:
+            """Random signs at the activations, in the rounds of those at the output."""
+            seen.append(SampledResiduals(self.problem, gauss_newton.leaves, seed, rounds))
             return seen[-1]
 
-        def signs(rounds: range) -> list[float]:
-            """Random signs at the activations, for the output is exact."""
-            extra = ResidualRounds(self.problem, gauss_newton.leaves, seed, rounds)
-            seen.append(extra)
-            assert gauss_newton.factors is not None
-            gauss_newton.accumulate(replace(gauss_newton.factors, count=0), False, extra)
-            found: list[float] = self.problem.ranks.sum(
-                extra.totals, "the residuals of a trace"
-            ).tolist()
-            return found
-
-        if gauss_newton.many:
-            found = gauss_newton.sample(tol, seed, together)
-        else:
+        offset, signals = None, math.inf
+        if gauss_newton.factors is not None and self.form.columns <= MOST_COLUMNS:
+            signals = self.form.columns
+            signals += gauss_newton.factors.count if gauss_newton.many else 0
+        if not gauss_newton.many:
             base = gauss_newton.sums()
             assert base is not None
-            found = mean_of_rounds(signs, tol, float(base.sum()))
+            offset = float(base.sum())
+        found = gauss_newton.sample(tol, seed, limit, signs, offset, signals)
         return None if found is None or self._differs(*seen) else found
 
     def _differs(self, *seen: Residuals) -> bool:

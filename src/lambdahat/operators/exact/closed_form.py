@@ -36,6 +36,7 @@ from lambdahat.operators import linearise
 from lambdahat.operators.exact import layer_squares, validity
 from lambdahat.operators.exact.layer_squares import (
     Calls,
+    Form,
     LayerCall,
     Squares,
     add_squares,
@@ -52,17 +53,23 @@ from lambdahat.operators.linearise import (
     twice_differentiable,
 )
 from lambdahat.problem import Problem
-from lambdahat.problem.batches import Batch, rows_of, take
+from lambdahat.problem.batches import Batch, free_memory, rows_of, take
 from lambdahat.problem.memory import PASS
 from lambdahat.results import Estimate, Status, student_quantile
 
 CHUNK = {"cpu": 512, "cuda": 8192}  # samples sent through together at the most …
 # … and the signals that come back for them, which a cache should hold
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 29}
-MIN_ROUNDS, MAX_ROUNDS = 8, 256
+MEMORY_PARTS = 16  # of a GPU's free memory, one of which the signals may take instead
+# rounds of random signals: at first, at most, and those that one forward pass serves
+MIN_ROUNDS, MAX_ROUNDS, JOINT_ROUNDS = 4, 256, 16
+MIN_DOF = 7.0  # of the spread between rounds, below which no error is believed
 # samples up to which a closed form below float64 is compared with float64 on all of them
 COMPARED_WHOLE = 256
-MANY_FACTORS = 128  # signals sent back for each sample, beyond which a trace is sampled
+# signals sent back for each sample, beyond which it is tried whether sampling takes fewer: those of
+# the loss at the output, and those of smooth activations
+MANY_FACTORS, MANY_COLUMNS = 32, 128
+MOST_SIGNALS = 1024  # that an exact trace takes where sampling it would take more
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,7 @@ class ClosedForm:
 
     @cached_property
     def many(self) -> bool:
-        """Whether factors are so many, or so unknown, that random targets replace them."""
+        """Whether factors are so many, or so unknown, that random signs of all may replace them."""
         loss, factors = self.problem.loss_function, self.factors
         if self._kind[0] != "hessian" or loss is None or not loss.likelihood:
             return False
@@ -182,44 +189,105 @@ class ClosedForm:
             return None
         return self.accumulate(self.factors, diagonal, extra, only)
 
-    def sample(
-        self, tol: float, seed: int, extra: Callable[[int], Extra] | None = None
-    ) -> Estimate | None:
-        """The trace with one random factor a sample, E[s sᵀ] = M, in rounds over the data.
+    def random_signs(self, seed: int, rounds: range) -> Factors:
+        """One random signal a round in the place of all factors, E[s sᵀ] = M.
 
-        None where that is not needed; ``extra`` makes what is added in a round.
+        Samples take their signs from one stream, in their order: the same however the data are cut.
         """
-        if self.trace_by != "rounds":
-            return None
-        problem, loss = self.problem, self.problem.loss_function
+        loss = self.problem.loss_function
         assert loss is not None
+        stream = generator(seed, "sampled trace", rounds.start, self.problem.ranks.rank)
 
-        def one(index: int) -> float:
-            def draw(_: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-                stream = generator(seed, "sampled trace", index, batch.index)
-                factor = loss.random_factor(output, problem.target(batch), stream)
-                return factor.unsqueeze(0), factor.new_ones(1, len(factor))
+        def draw(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            shape = (len(output), len(rounds), *output.shape[1:])
+            bits = torch.randint(2, shape, generator=stream, dtype=torch.int8)
+            signs = bits.mul_(2).sub_(1).transpose(0, 1).to(output)
+            found = loss.signed_root(output, problem.target(batch), signs)
+            return found, found.new_ones(found.shape[:2])
 
-            added = None if extra is None else extra(index)
-            return float(self.accumulate(Factors(1, draw), False, added).sum())
+        return Factors(len(rounds), draw)
 
-        return mean_of_rounds(lambda indices: [one(index) for index in indices], tol)
+    def sample(
+        self,
+        tol: float,
+        seed: int,
+        limit: int | None = None,
+        extra: Callable[[range], Extra] | None = None,
+        offset: float | None = None,
+        signals: float | None = None,
+    ) -> Estimate | None:
+        """The trace with one random signal a sample, E[s sᵀ] = M, in rounds over the data.
+
+        ``extra`` makes what is added in some rounds; with an ``offset``, the output's part of the
+        trace, that is all. An exact trace takes ``signals`` (default: the factors). None where
+        rounds are not needed, or where those still missing are forecast to be more than half as
+        many as that. A round counts as a product: it takes a backward pass, and up to
+        ``JOINT_ROUNDS`` share a forward pass.
+        """
+        if offset is None and self.trace_by != "rounds":
+            return None
+        if signals is None:
+            signals = math.inf if self.factors is None else self.factors.count
+        most = MAX_ROUNDS if limit is None else max(2, min(limit, MAX_ROUNDS))
+        rounds, target = Rounds(self.problem), min(MIN_ROUNDS, most)
+        while True:
+            for start in range(rounds.count, target, JOINT_ROUNDS):
+                report("sampled trace", start, target)
+                some, parts = range(start, min(start + JOINT_ROUNDS, target)), []
+                factors = self.random_signs(seed, some)
+                if offset is not None:
+                    factors = replace(factors, count=0)
+                added = None if extra is None else extra(some)
+                for batch, share, squares in self._squares(factors, "samples", added, None):
+                    part = torch.zeros(len(some), batch.size, dtype=torch.float64)
+                    part = part.to(self.problem.device)
+                    for square in squares.values():
+                        part += square
+                    parts.append(share * part)
+                rounds.add(parts, len(some))
+            report("sampled trace", target, target)
+            estimate, wanted = rounds.judge(tol, offset or 0.0)
+            if estimate.status.ok or target >= most:
+                return estimate
+            if signals <= min(MOST_SIGNALS, 2 * (wanted - rounds.count)):
+                return None
+            target = min(most, max(math.ceil(1.1 * wanted), 2 * rounds.count))
 
     def accumulate(
         self, factors: Factors, diagonal: bool, extra: Extra | None, only: Batch | None = None
     ) -> Tensor:
         """Σ_b (w_b/B) Σ_ik c_ik (J_iᵀ s_ik)² in float64: (P,), or summed over each parameter."""
-        problem, leaves, trusted = self.problem, self.leaves, self.trusted
+        leaves = self.leaves
         sizes = [leaf.numel() if diagonal else 1 for leaf in leaves.values()]
-        total = torch.zeros(sum(sizes), dtype=torch.float64, device=problem.device)
+        total = torch.zeros(sum(sizes), dtype=torch.float64, device=self.problem.device)
+        form: Form = "diagonal" if diagonal else "sums"
+        for _, share, squares in self._squares(factors, form, extra, only):
+            if squares:
+                parts = [
+                    squares[name].reshape(-1) if name in squares else total.new_zeros(size)
+                    for name, size in zip(leaves, sizes, strict=True)
+                ]
+                total.add_(torch.cat(parts), alpha=share)
+        return self.problem.ranks.sum(total, "the squares of a trace")
+
+    def _squares(
+        self, factors: Factors, form: Form, extra: Extra | None, only: Batch | None
+    ) -> Iterator[tuple[Batch, float, Squares]]:
+        """The parts of the data with the weight of a sample and Σ_ik c_ik (J_iᵀ s_ik)² of each
+        parameter.
+        """
+        problem, leaves, trusted = self.problem, self.leaves, self.trusted
+        kind = problem.device.type if problem.device.type in CHUNK else "cpu"
         # bytes for signals, and again for what is formed of them: at most those of a pass
-        room = layer_squares.SIGNAL_BYTES
+        signal = factors.count * trusted.width * problem.dtype.itemsize
+        room, part_bytes = layer_squares.SIGNAL_BYTES, CHUNK_BYTES[kind]
         if problem.memory is not None:
             room = min(room, int(PASS * problem.memory))
-        kind = problem.device.type if problem.device.type in CHUNK else "cpu"
+        elif kind == "cuda" and signal * problem.num_samples > part_bytes:
+            # a part for each few samples would leave a large GPU waiting for launches
+            room = part_bytes = max(room, free_memory(problem.device) // MEMORY_PARTS)
         # samples that are sent through together, by what their signals take
-        signal = factors.count * trusted.width * problem.dtype.itemsize
-        most = max(1, min(CHUNK[kind], min(CHUNK_BYTES[kind], room) // max(1, signal)))
+        most = max(1, min(CHUNK[kind], min(part_bytes, room) // max(1, signal)))
         self.sample_weights, weighed = [], problem.reduced and problem.num_samples > COMPARED_WHOLE
         done, total_samples = 0, problem.num_samples if problem.ranks.size == 1 else None
         with twice_differentiable():
@@ -233,25 +301,17 @@ class ClosedForm:
                         signals, signs = factors.make(problem, output.detach(), batch)
                         if weighed:
                             self.sample_weights.append(share * _sample_sizes(signals, within))
-                        found = pull_squares([output], [signals], signs, within, diagonal, room)
+                        found = pull_squares([output], [signals], signs, within, form, room)
                         squares = {name: square for name, square in found.items() if name in fit}
                     if extra is not None:
                         add_squares(squares, extra(Part(batch, share, output, once, fit, room)))
                 rest = [name for name in leaves if name not in squares] if factors.count else []
                 if rest:
-                    squares |= _sample_squares(
-                        problem, leaves, batch, factors, rest, diagonal, room
-                    )
-                if squares:
-                    parts = [
-                        squares[name].reshape(-1) if name in squares else total.new_zeros(size)
-                        for name, size in zip(leaves, sizes, strict=True)
-                    ]
-                    total.add_(torch.cat(parts), alpha=share)
+                    squares |= _sample_squares(problem, leaves, batch, factors, rest, form, room)
+                yield batch, share, squares
                 if only is None:
                     done += batch.size
                     report("closed form", done, total_samples)
-        return problem.ranks.sum(total, "the squares of a trace")
 
 
 def _sample_sizes(signals: Tensor, calls: dict[str, LayerCall]) -> Tensor:
@@ -265,24 +325,47 @@ def _sample_sizes(signals: Tensor, calls: dict[str, LayerCall]) -> Tensor:
     return sizes
 
 
-def mean_of_rounds(
-    more: Callable[[range], Sequence[float]], tol: float, offset: float = 0.0
-) -> Estimate:
-    """``offset`` plus the mean of independent rounds, whose values ``more(indices)`` gives.
+class Rounds:
+    """The totals of independent rounds, and for each sample the sums of powers of what it added.
 
-    Rounds are added until the 95 % interval is within ``tol`` of the value.
+    Samples are independent too, so that the variance of the trace is the sum of theirs: a few
+    rounds show it with as many degrees of freedom as samples share it (Satterthwaite 1946).
     """
-    rounds: list[float] = []
-    while True:
-        target = MIN_ROUNDS if not rounds else 2 * len(rounds)
-        rounds += more(range(len(rounds), target))
-        report("sampled trace", len(rounds))
-        values = torch.tensor(rounds, dtype=torch.float64)
-        mean, stderr = offset + float(values.mean()), float(values.std() / math.sqrt(len(values)))
-        close = student_quantile(0.95, len(values) - 1) * stderr <= tol * abs(mean)
-        if close or target >= MAX_ROUNDS:
-            status = Status.CONVERGED if close else Status.SAMPLES_SPENT
-            return Estimate(mean, stderr, 0, status, len(values) - 1)
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.count = problem, 0
+        self.centre, self.powers = torch.zeros(()), torch.zeros(())
+
+    def add(self, parts: Sequence[Tensor], count: int) -> None:
+        """Some more rounds: what samples added, (R, B) for each part of the data."""
+        nothing = torch.zeros(count, 0, dtype=torch.float64, device=self.problem.device)
+        values = torch.cat([nothing, *parts], dim=1)
+        if self.count == 0:
+            self.centre, self.powers = values.mean(dim=0), values.new_zeros(3, values.shape[1])
+        gaps = values - self.centre
+        self.powers += torch.stack([gaps.pow(power).sum(dim=0) for power in (1, 2, 3)])
+        self.count += count
+
+    def judge(self, tol: float, offset: float) -> tuple[Estimate, float]:
+        """``offset`` plus the mean of the rounds, and how many the tolerance needs.
+
+        The standard error has the correction for skewness of other means of few samples.
+        """
+        count = self.count
+        first, second, third = (self.powers / count).unbind()
+        variance = (second - first.square()).clamp(min=0.0)
+        skewed = third - 3 * first * second + 2 * first.pow(3)
+        each = [self.centre + first, variance, skewed, variance.square()]
+        sums = self.problem.ranks.sum(torch.stack(each).sum(dim=1), "the rounds of a trace")
+        total, spread, skew, squared = sums.tolist()
+        skewness = skew / spread**1.5 / math.sqrt(count) if spread > 0 else 0.0
+        stderr = math.sqrt(spread / (count - 1)) * (1 + 2 * skewness**2)
+        dof = (count - 1) * max(1.0, spread**2 / squared) if squared > 0 else math.inf
+        value = offset + total
+        ratio = student_quantile(0.95, dof) * stderr / (tol * abs(value)) if stderr > 0 else 0.0
+        close = ratio <= 1 and (dof >= MIN_DOF or stderr == 0)
+        status = Status.CONVERGED if close else Status.SAMPLES_SPENT
+        return Estimate(value, stderr, count, status, dof), count * ratio**2
 
 
 def _parts(
@@ -385,7 +468,7 @@ def _sample_squares(
     batch: Batch,
     factors: Factors,
     names: list[str],
-    diagonal: bool,
+    form: Form,
     room: int,
 ) -> Squares:
     """The squares of any parameters, from per-sample gradients, a few samples at a time."""
@@ -399,11 +482,15 @@ def _sample_squares(
     for start in range(0, batch.size, rows):
         where = slice(start, start + rows)
         part = take(batch, where)
-        for signal, sign in zip(signals, signs, strict=True):
+        for place, (signal, sign) in enumerate(zip(signals, signs, strict=True)):
             for name, tensor in gradients(part, signal[where]).items():
-                wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-                found = torch.einsum("b...,b->...", wide.square(), sign[where].to(wide))
-                add_squares(squares, {name: found if diagonal else found.sum()})
+                wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32)).square()
+                if form == "samples":
+                    each = squares.setdefault(name, wide.new_zeros(signs.shape))
+                    each[place, where] = wide.flatten(1).sum(dim=1) * sign[where].to(wide)
+                    continue
+                found = torch.einsum("b...,b->...", wide, sign[where].to(wide))
+                add_squares(squares, {name: found if form == "diagonal" else found.sum()})
     return squares
 
 
@@ -510,30 +597,30 @@ class Residuals:
 
 
 class SampledResiduals(Residuals):
-    """The same by random signs: the round that ``index`` names."""
+    """The same of each sample by random signs, as {"": (R, B)} for R rounds."""
 
-    def __init__(self, problem: Problem, leaves: Leaves, seed: int, index: int) -> None:
-        super().__init__(problem, leaves)
-        self.seed, self.index = seed, index
-
-    def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
-        return _sum_squares([_sampled_squares(bends, part, self.seed, self.index)], part)
-
-
-class ResidualRounds(Residuals):
-    """Several rounds of random signs in one pass over the data; ``totals`` (R,) are traces."""
-
-    def __init__(self, problem: Problem, leaves: Leaves, seed: int, rounds: Sequence[int]) -> None:
+    def __init__(self, problem: Problem, leaves: Leaves, seed: int, rounds: range) -> None:
         super().__init__(problem, leaves)
         self.seed, self.rounds = seed, rounds
-        self.totals = torch.zeros(len(rounds), dtype=torch.float64, device=problem.device)
 
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
-        """Nothing: the rounds are added up here."""
-        for place, index in enumerate(self.rounds):
-            found = _sum_squares([_sampled_squares(bends, part, self.seed, index)], part).values()
-            self.totals[place] += part.share * torch.stack(list(found)).sum(dtype=torch.float64)
-        return {}
+        """All activations and all columns of a round in two signals, ε∘√r₊ and ε∘√r₋ with
+        independent signs ε.
+        """
+        edges, each = [bend.edge for bend in bends], []
+        for index in self.rounds:
+            seeds, rng = [], generator(self.seed, "sampled residuals", index, part.batch.index)
+            for bend in bends:
+                signs = torch.randint(2, bend.residual.shape, generator=rng).to(bend.residual)
+                halves = (bend.residual, -bend.residual)
+                root = [half.clamp(min=0).sqrt() * (signs * 2 - 1) for half in halves]
+                seeds.append(torch.stack(root))
+            signs = seeds[0].new_ones(2, len(bends[0].residual))
+            signs[1] = -1.0
+            found = pull_squares(edges, seeds, signs, part.once, "samples", part.room)
+            own = [square.double() for name, square in found.items() if name in part.layered]
+            each.append(torch.stack(own).sum(dim=(0, 1)))
+        return {"": torch.stack(each)}
 
 
 def _sum_squares(found: Sequence[Squares], part: Part) -> Squares:
@@ -651,18 +738,7 @@ def _far_squares(bend: Bend, part: Part, diagonal: bool) -> Squares:
         seeds = flat.new_zeros(len(where), size, width)
         seeds[torch.arange(len(where), device=flat.device), :, where] = root[:, where].T
         seeds = seeds.reshape(-1, *bend.residual.shape)
-        found = pull_squares([bend.edge], [seeds], sign[:, where].T, calls, diagonal, part.room)
+        form: Form = "diagonal" if diagonal else "sums"
+        found = pull_squares([bend.edge], [seeds], sign[:, where].T, calls, form, part.room)
         add_squares(squares, found)
     return squares
-
-
-def _sampled_squares(bends: Sequence[Bend], part: Part, seed: int, index: int) -> Squares:
-    """All activations and all columns in two signals, ε∘√r₊ and ε∘√r₋ with independent signs ε."""
-    seeds, rng = [], generator(seed, "sampled residuals", index, part.batch.index)
-    for bend in bends:
-        signs = torch.randint(2, bend.residual.shape, generator=rng).to(bend.residual) * 2 - 1
-        halves = (bend.residual, -bend.residual)
-        seeds.append(torch.stack([half.clamp(min=0).sqrt() * signs for half in halves]))
-    signs = seeds[0].new_ones(2, len(bends[0].residual))
-    signs[1] = -1.0
-    return pull_squares([bend.edge for bend in bends], seeds, signs, part.once, False, part.room)

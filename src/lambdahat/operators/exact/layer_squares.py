@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -117,6 +117,9 @@ FORMED_BYTES = 16 << 20  # … on a CPU no more than a cache should hold
 FEW_SIGNALS = 1 << 18
 
 Squares = dict[str, Tensor]
+# "diagonal": as the parameter, summed over signals and samples; "sums": one number; "samples":
+# (K, B), summed over the parameter alone
+Form = Literal["diagonal", "sums", "samples"]
 Deltas = Sequence[Tensor] | Tensor  # K signals (B, …), or one tensor (K, B, …)
 
 
@@ -125,13 +128,13 @@ def pull_squares(
     seeds: Sequence[Tensor],
     signs: Tensor,
     calls: dict[str, LayerCall],
-    diagonal: bool,
+    form: Form,
     room: int | None = None,
 ) -> Squares:
     """The squares of the layers called, for K seeds (K, B, …) at places above and signs (K, B).
 
-    By parameter, summed over its elements unless ``diagonal``. Signals take ``room`` bytes at most,
-    and what is formed of them as many again; ``SIGNAL_BYTES`` if not given.
+    By parameter, in the ``form`` asked for. Signals take ``room`` bytes at most, and what is formed
+    of them as many again; ``SIGNAL_BYTES`` if not given.
     """
     squares: Squares = {}
     edges, width = [call.left for call in calls.values()], sum(c.width for c in calls.values())
@@ -158,10 +161,30 @@ def pull_squares(
                 for seed in zip(*some, strict=True)
             ]
             back = [None if found[0] is None else found for found in zip(*columns, strict=True)]
+        found: Squares = {}
         for (prefix, call), deltas in zip(calls.items(), back, strict=True):
-            found = {} if deltas is None else _squares(call, deltas, signs[part], diagonal, room)
-            add_squares(squares, {full_name(prefix, key): square for key, square in found.items()})
+            own = {} if deltas is None else _squares(call, deltas, signs[part], form, room)
+            found |= {full_name(prefix, key): square for key, square in own.items()}
+        if form == "samples":
+            squares = _concatenate(squares, found, dim=0)
+        else:
+            add_squares(squares, _sum_samples(found) if form == "sums" else found)
     return squares
+
+
+def _sum_samples(found: Squares) -> Squares:
+    """The sums of squares (K, B) over signals and samples, of all parameters at once."""
+    if not found:
+        return {}
+    sums = torch.stack(list(found.values())).sum(dim=(1, 2))
+    return dict(zip(found, sums.unbind(), strict=True))
+
+
+def _concatenate(first: Squares, second: Squares, dim: int) -> Squares:
+    """Of the same parameters, or of none so far."""
+    if not first:
+        return second
+    return {name: torch.cat([square, second[name]], dim=dim) for name, square in first.items()}
 
 
 def gradients(call: LayerCall, delta: Tensor) -> Squares:
@@ -226,11 +249,13 @@ class _Shared:
     by_positions: bool
 
 
-def _squares(call: LayerCall, deltas: Deltas, signs: Tensor, diagonal: bool, room: int) -> Squares:
-    """The squares of one layer from its input (B, …), K signals (B, …) and signs (K, B), in chunks.
+def _squares(call: LayerCall, deltas: Deltas, signs: Tensor, form: Form, room: int) -> Squares:
+    """The squares of one layer from its input (B, …), K signals (B, …) and signs (K, B), in chunks:
+    the diagonal, or (K, B).
 
     Squares and their sums are taken in single precision at least.
     """
+    diagonal = form == "diagonal"
     size, layer, shared = len(call.entered), call.layer, None
     wide = torch.promote_types(call.entered.dtype, torch.float32)
     numbers = 2 * len(signs) * call.width // max(1, size)
@@ -257,7 +282,10 @@ def _squares(call: LayerCall, deltas: Deltas, signs: Tensor, diagonal: bool, roo
         part = slice(start, start + rows)
         some = deltas[:, part] if isinstance(deltas, Tensor) else [delta[part] for delta in deltas]
         found = _rows_squares(layer, call.entered[part], some, signs[:, part], shared, diagonal)
-        add_squares(total, found)
+        if diagonal:
+            add_squares(total, found)
+        else:
+            total = _concatenate(total, found, dim=1)
     return total
 
 
@@ -313,20 +341,19 @@ def _linear_squares(entered: Tensor, deltas: Deltas, signs: Tensor, diagonal: bo
         return one_position(entered, reduce(Tensor.add_, each), True)
     lengths = _map_signals(deltas, lambda d, batch: torch.linalg.vector_norm(d, dim=batch + 1))
     stacked = lengths if isinstance(lengths, Tensor) else torch.stack(list(lengths))
-    return _outer_sums((stacked.square() * signs).sum(dim=0), entered)
-
-
-def _outer_sums(sizes: Tensor, entered: Tensor) -> Squares:
-    """The sums of squares of outer products, from ‖δ‖² (B,) and the inputs a (B, I)."""
-    lengths = torch.linalg.vector_norm(entered, dim=1)
-    return {"weight": sizes @ lengths.square(), "bias": sizes.sum()}
+    sizes = stacked.square() * signs
+    return {"weight": sizes * torch.linalg.vector_norm(entered, dim=1).square(), "bias": sizes}
 
 
 def one_position(entered: Tensor, curvature: Tensor, diagonal: bool) -> Squares:
     """The squares of a linear layer, ∂²ℓ_i/∂W_oj² = a_j²·``curvature``_io, (B, O)."""
     if diagonal:
         return {"weight": curvature.T @ entered.square(), "bias": curvature.sum(dim=0)}
-    return _outer_sums(curvature.sum(dim=1), entered)
+    sizes = curvature.sum(dim=1)
+    return {
+        "weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(),
+        "bias": sizes.sum(),
+    }
 
 
 def _shared_squares(
@@ -351,11 +378,11 @@ def _shared_squares(
     weight, bias = per_sample[..., :-1], per_sample[..., -1]
     sizes = torch.linalg.vector_norm(weight, dim=(3, 4)).square().sum(dim=1)
     offsets = torch.linalg.vector_norm(bias, dim=3).square().sum(dim=1)
-    return {"weight": (sizes * signs.T).sum(), "bias": (offsets * signs.T).sum()}
+    return {"weight": sizes.T * signs, "bias": offsets.T * signs}
 
 
 def _position_squares(entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared) -> Squares:
-    """Their sums without the gradients: ‖Σ_l δ_l a_lᵀ‖² = Σ_lm (δ_l·δ_m)(a_l·a_m).
+    """Their sizes (K, B) without the gradients: ‖Σ_l δ_l a_lᵀ‖² = Σ_lm (δ_l·δ_m)(a_l·a_m).
 
     The rounding is that of Σ_lm |δ_l·δ_m||a_l·a_m|, which is larger where positions cancel.
     """
@@ -368,15 +395,14 @@ def _position_squares(entered: Tensor, deltas: Deltas, signs: Tensor, shared: _S
     sizes = torch.einsum("knp,np->kn", ours, theirs)
     offsets = torch.linalg.vector_norm(d.sum(dim=2), dim=1).square()
     weight, bias = (
-        (part.reshape(count, -1, shared.groups).sum(dim=2) * signs).sum()
-        for part in (sizes, offsets)
+        part.reshape(count, -1, shared.groups).sum(dim=2) * signs for part in (sizes, offsets)
     )
     return {"weight": weight, "bias": bias}
 
 
 def _norm_squares(scaled: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) -> Squares:
     """Batch-norm with running statistics, z = γ·x̂ + β."""
-    form = "kbo,kb->o" if diagonal else "kbo,kb->"
+    form = "kbo,kb->o" if diagonal else "kbo,kb->kb"
     weight, bias = (
         torch.einsum(form, part.reshape(*delta.shape[:3], -1).sum(dim=3).square(), signs)
         for part in (delta * scaled, delta)
