@@ -182,11 +182,12 @@ def closed_form_rounding(
 
         def sums(of: Problem) -> Tensor:
             """The sums over each parameter, by part, (parts, L)."""
-            same, only = form.like(of), [None] if few is problem else of.batches
-            found = [same.sums(only=batch) for batch in only]
+            only = [None] if few is problem else list(of.batches)
             if sampled:
                 same, signs = gauss_newton.like(of), gauss_newton.random_signs(0, range(1))
-                found = [same.accumulate(signs, False, None, batch) for batch in only]
+                return torch.stack([same.accumulate(signs, False, None, each) for each in only])
+            other = form.like(of)
+            found = [other.sums(only=each) for each in only]
             if any(each is None for each in found):
                 raise ValueError("the closed form does not hold on these samples")
             return torch.stack(found)  # type: ignore[arg-type]
