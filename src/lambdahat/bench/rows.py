@@ -321,6 +321,8 @@ def network_rows(plan: Plan) -> Iterator[list[BenchRow]]:
                 yield _network_products(plan, case, work, make, vectors, Limit(least, "arithmetic"))
             if plan.gpu or plan.quick:
                 yield _network_eigenvalues(plan, case)
+            if plan.gpu and name == "resnet50":
+                yield _network_trace(plan, case)
 
 
 def _network_products(
@@ -358,6 +360,19 @@ def _network_eigenvalues(plan: Plan, case: BenchCase) -> list[BenchRow]:
     notes = {OURS: f"{timed[OURS].value.cost:,} products"} if not timed[OURS].note else {}
     work = f"top-{TOP_NETWORK} eigenvalues to 1e-3"
     return rows(work, case.name, timed, error, 2e-3, notes=notes)
+
+
+def _network_trace(plan: Plan, case: BenchCase) -> list[BenchRow]:
+    """tr H to 10 %; the error is the standard error relative to the value."""
+    makers: dict[str, Maker] = {UNIT: lambda: case.gradient}
+    makers[OURS] = lambda: lambda: trace(hessian(case.problem()), tol=0.1, seed=0)
+    timed = plan.timed(makers)
+    notes = {OURS: f"{timed[OURS].value.cost:,} rounds"} if not timed[OURS].note else {}
+
+    def error(found: Any) -> float:
+        return float(found.stderr / abs(found.value))
+
+    return rows("trace to 10 %", case.name, timed, error, 0.1, notes=notes)
 
 
 SHIFT = 0.05

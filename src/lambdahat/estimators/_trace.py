@@ -137,10 +137,12 @@ def trace(
       basis of AΩ (Meyer, Musco, Musco & Woodruff 2021), its rank chosen on the way (Persson,
       Cortinovis & Kressner 2022).
     - "xtrace": the same with every probe used for both, in turn (Epperly, Tropp & Webber 2024).
-    - "auto": exact if known, from sampled targets if a network has many classes, and from random
-      signs if deep smooth activations would take many signals. Otherwise, or if those do not reach
-      ``tol``, Hutchinson until a sketch promises to save more products than it costs, then Hutch++;
-      with the operator's control variate C, tr C + tr(A − C), if a pilot shows that it pays.
+    - "auto": exact if known, or from rounds of random signals, fresh for each sample, if a network
+      has many classes or deep smooth activations and these rounds are forecast to be fewer than
+      half the signals of the exact trace. A round is a backward pass over the data and counts as a
+      product. Otherwise, or if rounds do not reach ``tol``, Hutchinson until a sketch promises to
+      save more products than it costs, then Hutch++; with the operator's control variate C, tr C +
+      tr(A − C), if a pilot shows that it pays.
 
     ``probe`` is "rademacher", "gaussian" or "sphere"; by default Rademacher, and sphere for XTrace.
 

@@ -9,6 +9,7 @@ in all products. So a few products are made again in float64.
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -167,28 +168,36 @@ def closed_form_rounding(
         return kept[sampled]
     problem, form = operator.problem.alone(), operator.exact
     gauss_newton = form.gauss_newton if isinstance(form, HessianForm) else form
+    # what activations add is neither known by sample nor sampled in this way
+    plain = not (isinstance(form, HessianForm) and form.form.curved)
     known = None if sampled else operator.closed_sums
-    # what activations add is sampled otherwise
-    if known is None and not (sampled and (form is gauss_newton or not form.form.curved)):  # type: ignore[union-attr]
+    if known is None and not (sampled and plain):
         return None
-    few, share = problem, 1.0
+    few, sizes, shares = problem, [problem.num_samples], [1.0]
     if problem.num_samples > COMPARED_WHOLE and problem.norm != "train":
         weights, stream = gauss_newton.sample_weights, generator(0, "rounding")
         known_all = sum(map(len, weights)) == problem.num_samples
         leading = torch.cat(weights).topk(LEADING).indices.cpu() if known_all else None
-        few, share = _strata(problem, leading, LEADING, [OTHERS, OTHERS], stream)
+        sizes = [LEADING, OTHERS, OTHERS]
+        few, share = _strata(problem, leading, LEADING, sizes[1:], stream, joined=plain)
+        # what a part says of the whole: of a mean over the part, or of its terms in a mean over all
+        rest = (problem.num_samples - LEADING) / OTHERS
+        shares = [share, *[share * rest if plain else 1 - share] * 2]
     with default_context(), rng_untouched(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
 
         def sums(of: Problem) -> Tensor:
             """The sums over each parameter, by part, (parts, L)."""
-            only = [None] if few is problem else list(of.batches)
-            if sampled:
-                same, signs = gauss_newton.like(of), gauss_newton.random_signs(0, range(1))
-                return torch.stack([same.accumulate(signs, False, None, each) for each in only])
+            if plain:
+                same = gauss_newton.like(of)
+                factors = gauss_newton.random_signs(0, range(1)) if sampled else same.factors
+                assert factors is not None
+                each = same.sums_by_sample(factors)
+                return torch.stack([part.sum(dim=1) for part in each.split(sizes, dim=1)])
             other = form.like(of)
-            found = [other.sums(only=each) for each in only]
-            if any(each is None for each in found):
+            only = [None] if few is problem else list(of.batches)
+            found = [other.sums(only=batch) for batch in only]
+            if any(part is None for part in found):
                 raise ValueError("the closed form does not hold on these samples")
             return torch.stack(found)  # type: ignore[arg-type]
 
@@ -197,17 +206,22 @@ def closed_form_rounding(
             double = _run_in_double(few, sums)
         except (ValueError, torch.OutOfMemoryError):
             return None
-    errors = (own - double).sum(dim=1)
-    error, traces = float(errors[0]), double[0]
-    if few is not problem:
-        rest = (1 - share) * errors[1:]
-        error = share * error + float(rest.mean())
-        error = LONGER * math.hypot(error, float(rest.std()) / math.sqrt(len(rest)))
-        traces = share * traces + (1 - share) * double[1:].mean(dim=0)
+    lengths = torch.tensor([math.prod(shape) for shape in problem.space.shapes]).to(double)
+    scale = torch.tensor(shares, dtype=torch.float64)[:, None].to(double.device)
+    errors, traces = (scale * (own - double)).sum(dim=1), scale * double
+    traces = traces[0] + traces[1:].sum(dim=0) / max(1, len(traces) - 1)
+    # no more than the diagonal's norm
+    squares = (traces.square() / lengths).sum()
+    # all are read at once: every reading waits for the GPU
+    first, *others, total, square = torch.cat(
+        [errors, traces.abs().sum()[None], squares[None]]
+    ).tolist()
+    error = first
+    if others:
+        error += sum(others) / len(others)
+        error = LONGER * math.hypot(error, statistics.stdev(others) / math.sqrt(len(others)))
     # errors may cancel by chance
-    error = max(abs(error), torch.finfo(operator.dtype).eps * float(traces.abs().sum()))
-    lengths = torch.tensor([math.prod(shape) for shape in problem.space.shapes]).to(traces)
-    size = float((traces.square() / lengths).sum().sqrt())  # no more than the diagonal's
+    error, size = max(abs(error), torch.finfo(operator.dtype).eps * total), math.sqrt(square)
     if not (math.isfinite(error) and math.isfinite(size)):
         return None
     kept[sampled] = (error, size)
@@ -452,23 +466,30 @@ class _Casts(OperationWatch):
 
 
 def _strata(
-    problem: Problem, leading: Tensor | None, count: int, others: list[int], stream: torch.Generator
+    problem: Problem,
+    leading: Tensor | None,
+    count: int,
+    others: list[int],
+    stream: torch.Generator,
+    joined: bool = False,
 ) -> tuple[Problem, float]:
     """The problem on ``leading`` samples, or ``count`` random ones, and on random parts of others,
     and the share of the first part in the loss.
+
+    ``joined``: all in one batch in this order, and the share of that.
     """
     batches, order = problem.batches, torch.randperm(problem.num_samples, generator=stream)
     if leading is not None:
         order = torch.cat([leading, order[~torch.isin(order, leading)]])
     places, rank = order[: count + sum(others)].sort()
-    rows = rank.argsort().to(problem.device).split((count, *others))
+    rows = rank.argsort().to(problem.device).split(len(places) if joined else (count, *others))
     whole = batches.subset(places, len(places)).first()
     parts = [take(whole, row) for row in rows if len(row)]
     data = [part.data for part in parts]
     few = problem.on_checked(Batches(lambda: data, problem.device, batches.dtype))
     # of no batch of the data, so that its weight is counted anew
-    share = problem.sample_share(replace(parts[0], index=-1)) * count / problem.num_samples
-    return few, share
+    first = replace(parts[0], index=-1)
+    return few, problem.sample_share(first) * first.size / problem.num_samples
 
 
 def _sample_of(problem: Problem, samples: int, weighed: bool) -> tuple[Problem, int, float]:

@@ -270,6 +270,14 @@ class ClosedForm:
                 total.add_(torch.cat(parts), alpha=share)
         return self.problem.ranks.sum(total, "the squares of a trace")
 
+    def sums_by_sample(self, factors: Factors) -> Tensor:
+        """The sums over each parameter of what each sample adds, (L, n) in float64."""
+        parts = [
+            share * torch.stack([squares[name] for name in self.leaves]).double().sum(dim=1)
+            for _, share, squares in self._squares(factors, "samples", None, None)
+        ]
+        return torch.cat(parts, dim=1)
+
     def _squares(
         self, factors: Factors, form: Form, extra: Extra | None, only: Batch | None
     ) -> Iterator[tuple[Batch, float, Squares]]:
