@@ -1,10 +1,10 @@
 """How long do the import and the first calls of a process take?
 
 Each row is a fresh process: ``import lambdahat`` over torch's own import, and then the same call
-four times. The first call also imports the modules that it needs. Times are CPU seconds, the least
-of some processes, so that other work on the machine does not count. As after an installation, the
-bytecode of all modules is there: a process before the first one that counts writes it, also where
-PYTHONDONTWRITEBYTECODE is set.
+four times. The first call also imports the modules that it needs, from byte code that an earlier
+process left. Torch itself imports sympy at the first ``autograd.grad`` with a given vector; the
+last ratio is that of processes in which this has happened before. Times are CPU seconds, the least
+of some processes, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ CALLS = {
     "log-determinant": "lh.logdet(matrix)",
     "llc": "lh.llc(problem, chains=2, draws=100)",
 }
+SYMPY = "import torch.fx.experimental.symbolic_shapes"
 CHILD = """
 import json, sys, time
 clock = time.process_time
@@ -51,15 +52,21 @@ print(json.dumps([own, imported, times[0], min(times[1:]), late]))
 """
 
 
-def measure(call: str, processes: int, bytecode: str) -> dict[str, Any]:
-    """The least times over some processes, after one that writes the bytecode to a folder."""
-    command = [sys.executable, "-c", CHILD.replace("CALL", call)]
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": bytecode}
-    found = []
-    for _ in range(1 + processes):
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    del found[0]
+def measure(call: str, processes: int) -> dict[str, Any]:
+    """The least times over some processes, after one that leaves the byte code."""
+
+    def run(child: str) -> list[Any]:
+        command = [sys.executable, "-c", child.replace("CALL", call)]
+        out = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+        found: list[Any] = json.loads(out.splitlines()[-1])
+        return found
+
+    with tempfile.TemporaryDirectory() as cache:
+        env = {**os.environ, "PYTHONPYCACHEPREFIX": cache, "PYTHONDONTWRITEBYTECODE": ""}
+        run(CHILD)
+        found = [run(CHILD) for _ in range(processes)]
+        ready = CHILD.replace("torch.manual_seed(0)", f"{SYMPY}\ntorch.manual_seed(0)")
+        without = min(run(ready)[2] for _ in range(processes))
     own, imported, first, again = (min(each[part] for each in found) for part in range(4))
     return {
         "import torch": own,
@@ -67,6 +74,7 @@ def measure(call: str, processes: int, bytecode: str) -> dict[str, Any]:
         "first call": first,
         "later calls": again,
         "first / later": first / again,
+        "without torch's sympy": without / again,
         "imported meanwhile": ", ".join(found[0][4]),
     }
 
@@ -76,8 +84,7 @@ def main() -> None:
     described = setting(args)
     del described["batch size"]
     processes = 1 if args.quick else 3
-    with tempfile.TemporaryDirectory() as bytecode:
-        rows = [{"call": name} | measure(call, processes, bytecode) for name, call in CALLS.items()]
+    rows = [{"call": name} | measure(call, processes) for name, call in CALLS.items()]
     report("Import and first calls", described, rows, args.json)
 
 

@@ -337,13 +337,13 @@ def _stream(
     squares: list[Tensor] = []
 
     def draw(count: int) -> Tensor:
-        samples = []
+        samples, expected = [], meter.spent + count
         for start in range(0, count, width):
             block = probes.draw(min(width, count - start))
             image = operator @ block
             squares.append(forms(image, image))
             samples.append(forms(block, image))
-            meter.tell(meter.spent)
+            meter.tell(expected)
         return torch.cat(samples)
 
     first = draw(min(MINIMUM, meter.limit))
@@ -355,9 +355,13 @@ def _sample(pilot: ProbePilot, forms: Forms, probes: Probes, goal: Goal, meter: 
     """Hutchinson's samples of the pilot's target; those of the pilot are the first."""
 
     def draw(count: int) -> Tensor:
-        held = 2.0 * pilot.block.shape[1]
-        blocks = (probes.draw(size) for size in block_sizes(count, pilot.target, held=held))
-        return torch.cat([forms(block, pilot.target @ block) for block in blocks])
+        held, samples = 2.0 * pilot.block.shape[1], []
+        expected = meter.spent + count * pilot.price
+        for size in block_sizes(count, pilot.target, held=held):
+            block = probes.draw(size)
+            samples.append(forms(block, pilot.target @ block))
+            meter.tell(expected)
+        return torch.cat(samples)
 
     return mean_until(draw, forms(pilot.block, pilot.image), goal, meter, pilot.price)
 

@@ -303,10 +303,12 @@ def deflated_mean(
 
     def draw(count: int) -> Tensor:
         held = 2.0 * (pilot.block.shape[1] + sketch.basis.shape[1])
-        blocks = (
-            sketch.residual_probes(probes, size) for size in block_sizes(count, target, held=held)
-        )
-        return torch.cat([_columns(quantity.sample(block, target @ block)) for block in blocks])
+        parts, expected = [], meter.spent + count * price
+        for size in block_sizes(count, target, held=held):
+            block = sketch.residual_probes(probes, size)
+            parts.append(_columns(quantity.sample(block, target @ block)))
+            meter.tell(expected)
+        return torch.cat(parts)
 
     return mean_until(draw, samples, now, meter, price)
 

@@ -190,7 +190,7 @@ def closed_form_rounding(
             """The sums over each parameter, by part, (parts, L)."""
             if plain:
                 same = gauss_newton.like(of)
-                factors = gauss_newton.random_signs(0, range(1)) if sampled else same.factors
+                factors = same.random_signs(0, range(1)) if sampled else same.factors
                 assert factors is not None
                 each = same.sums_by_sample(factors)
                 return torch.stack([part.sum(dim=1) for part in each.split(sizes, dim=1)])

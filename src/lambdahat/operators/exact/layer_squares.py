@@ -167,17 +167,12 @@ def pull_squares(
             found |= {full_name(prefix, key): square for key, square in own.items()}
         if form == "samples":
             squares = _concatenate(squares, found, dim=0)
-        else:
-            add_squares(squares, _sum_samples(found) if form == "sums" else found)
+            continue
+        if form == "sums" and found:  # of all parameters at once
+            sums = torch.stack(list(found.values())).sum(dim=(1, 2))
+            found = dict(zip(found, sums.unbind(), strict=True))
+        add_squares(squares, found)
     return squares
-
-
-def _sum_samples(found: Squares) -> Squares:
-    """The sums of squares (K, B) over signals and samples, of all parameters at once."""
-    if not found:
-        return {}
-    sums = torch.stack(list(found.values())).sum(dim=(1, 2))
-    return dict(zip(found, sums.unbind(), strict=True))
 
 
 def _concatenate(first: Squares, second: Squares, dim: int) -> Squares:
