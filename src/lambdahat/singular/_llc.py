@@ -158,39 +158,32 @@ def llc(
         watch=watch,
         **options,
     )
-    return _coefficient(problem, run, temperature, draws is not None)
-
-
-def _coefficient(
-    problem: Problem, run: SamplingRun, temperature: str, fixed: bool
-) -> LearningCoefficient:
-    """The result of ``llc``; ``fixed``: whether the number of draws was given."""
-    chains, reading, terms = run.chains, run.reading, problem.num_terms
-    dof = degrees_of_freedom(chains)
+    posterior, reading, terms = run.chains, run.reading, problem.num_terms
+    dof = degrees_of_freedom(posterior)
     wbic = full = None
-    if math.isclose(chains.nbeta, terms / math.log(max(terms, 2)), rel_tol=1e-6):
+    if math.isclose(posterior.nbeta, terms / math.log(max(terms, 2)), rel_tol=1e-6):
         # n·E[L(w)] = n·L(w*) + (n/nβ)·λ̂ (Watanabe 2013)
-        ratio = terms / chains.nbeta
-        mean = terms * chains.initial_loss + ratio * reading.value
-        wbic = Estimate(mean, ratio * reading.stderr, chains.cost, dof=dof)
+        ratio = terms / posterior.nbeta
+        mean = terms * posterior.initial_loss + ratio * reading.value
+        wbic = Estimate(mean, ratio * reading.stderr, posterior.cost, dof=dof)
     if run.full is not None:
-        full = Estimate(run.full.value, run.full.stderr, chains.cost, dof=dof)
+        full = Estimate(run.full.value, run.full.stderr, posterior.cost, dof=dof)
     return LearningCoefficient(
         reading.value,
         reading.stderr,
-        chains.cost,
-        _status(problem, run, fixed),
+        posterior.cost,
+        _status(problem, run, draws is not None),
         dof,
         per_chain=reading.per_chain,
         wbic=wbic,
-        nbeta=chains.nbeta,
+        nbeta=posterior.nbeta,
         temperature=temperature,
-        localization=chains.localization,
-        step_size=chains.step_size,
-        initial_loss=chains.initial_loss,
-        chains=chains,
-        rhat=chains.diagnostics.rhat,
-        ess=chains.diagnostics.ess_bulk,
+        localization=posterior.localization,
+        step_size=posterior.step_size,
+        initial_loss=posterior.initial_loss,
+        chains=posterior,
+        rhat=posterior.diagnostics.rhat,
+        ess=posterior.diagnostics.ess_bulk,
         raw=reading.raw,
         discretisation_bias=reading.bias,
         sensitivity=_sensitivity(run),
