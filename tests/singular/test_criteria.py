@@ -256,16 +256,26 @@ def test_few_draws_with_all_the_weight_are_reported():
 
 
 def test_weights_need_losses_of_the_whole_data():
-    """SGLD on as many samples as there are draws them with replacement: its losses are not those
-    of the data.
-    """
-    chains = sample(KNOWN.problem, sgld(1e-3, 9.0, 1.0), 2, 10)
+    chains = sample(KNOWN.problem, sgld(1e-3, 9.0, 1.0), 2, 10, batch_size=29)
     with pytest.raises(
         ValueError, match=r'full_energies must have losses over the whole data.*baseline="full"'
     ):
         reweighted(chains, 30.0)
-    full = sample(KNOWN.problem, sgld(1e-3, 9.0, 1.0), 2, 10, baseline="full")
+    full = sample(KNOWN.problem, sgld(1e-3, 9.0, 1.0), 2, 10, batch_size=29, baseline="full")
     assert reweighted(full, 30.0).weights.sum() == pytest.approx(1)
+    whole = sample(KNOWN.problem, sgld(1e-3, 9.0, 1.0), 2, 10)  # all 30 samples at every step
+    assert reweighted(whole, 30.0).weights.sum() == pytest.approx(1)
+
+
+def test_losses_of_batches_are_not_those_of_the_data_where_the_model_fits_exactly():
+    """Every batch then has the loss at w* of the whole data: zero."""
+    x = torch.randn(40, 3, generator=generator(0, "exact fit"), dtype=torch.float64)
+    start = {"w": torch.zeros(3, dtype=torch.float64)}
+    fit = Problem.from_function(lambda p, b: 0.5 * (b @ p["w"]).square().mean(), start, x)
+    chains = sample(fit, sgld(1e-3, 9.0, 1.0), 2, 10, batch_size=5)
+    assert not chains.on_whole_data
+    with pytest.raises(ValueError, match="full_energies must have losses over the whole data"):
+        reweighted(chains, 30.0)
 
 
 def test_diverged_chains_are_left_out():

@@ -583,11 +583,18 @@ class Chains(Result):
             return self.nbeta * (self.losses - self.centre_losses)
 
     @property
+    def on_whole_data(self) -> bool:
+        """Whether every step saw the whole data, each sample once."""
+        # The loss at w* tells a resample of n samples from the data, but not where it is the same
+        # for all samples, as in a model that fits them exactly.
+        alike = bool((self.centre_losses == self.initial_loss).all())
+        return self.batch_size == self.num_samples and alike
+
+    @property
     def full_energies(self) -> Array:
         """nβ·(L(w) − L(w*)) of every draw over the whole data."""
-        # as many samples may still be others
-        whole = bool((self.centre_losses == self.initial_loss).all())
-        losses = self.losses if self.full_losses is None and whole else self.full_losses
+        known = self.full_losses is None and self.on_whole_data
+        losses = self.losses if known else self.full_losses
         require(
             losses is not None,
             "full_energies",

@@ -300,8 +300,7 @@ def _from_steps(chains: Chains, energies: Array, bias: Estimate, parameters: int
     fine = np.isfinite(energies).all(axis=1)
     kept, controlled = energies[fine], False
     raw = float(kept.mean())
-    whole = bool((chains.centre_losses == chains.initial_loss).all())
-    if chains.kernel == "Kinetic" and whole and chains.virials is not None:
+    if chains.kernel == "Kinetic" and chains.on_whole_data and chains.virials is not None:
         kept, controlled = _subtract_virial(
             kept, chains.virials[fine] - parameters, chains.distances[fine]
         )

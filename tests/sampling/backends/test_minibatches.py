@@ -93,17 +93,29 @@ def test_a_batch_of_all_samples_is_the_whole_data(batch_size):
     index, centre = data.draw(Streams(0, range(3)), 3)
     assert data.size == N
     assert torch.equal(index, torch.arange(N).expand(3, -1))
-    assert float(centre[0]) == pytest.approx(problem.loss(), rel=1e-12)
+    assert centre.tolist() == [problem.loss()] * 3
 
 
-def test_a_problem_without_data_has_one_batch():
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("samples", [7, 64, 200])
+@pytest.mark.parametrize("rows", [8, None])
+def test_steps_on_the_whole_data_are_recognised_to_the_bit(accumulate, samples, rows):
+    """A sum of single losses would differ from the loss of the data in the last bit, for some n."""
+    problem = classifier(samples=samples, batch_size=rows)
+    chains = sample(problem, sgld(1e-4, 9.0, 1.0), 2, 4, accumulate=accumulate)
+    assert chains.on_whole_data
+    assert chains.losses[:, 0] == pytest.approx(problem.loss(), rel=1e-12)  # the first is at w*
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_problem_without_data_is_whole_at_every_step(accumulate):
     problem = Problem.from_function(
         lambda p: p["w"].square().sum(), {"w": torch.ones(3).double()}, num_samples=10**6
     )
-    data = source(problem, 512)
-    index, centre = data.draw(Streams(0, range(3)), 3)
-    assert (data.size, index.shape) == (10**6, (3, 1))
-    assert centre.tolist() == [3.0, 3.0, 3.0]
+    settings = {"batch_size": 512, "accumulate": accumulate}
+    chains = sample(problem, sgld(1e-4, 9.0, 1.0), 2, 4, **settings)
+    assert (chains.batch_size, chains.on_whole_data) == (10**6, True)
+    assert (chains.centre_losses == 3.0).all()
 
 
 OWN: dict[str, Any] = {

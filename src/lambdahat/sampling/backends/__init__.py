@@ -251,9 +251,13 @@ def make_runner(
         chains = range(chains)
     most, memory = problem.num_samples, problem.memory
     samples = most if kernel.exact else min(plan.batch_size or DEFAULT_BATCH, most)
-    at_once = max(problem.batches.sizes) if kernel.exact else -(-samples // plan.accumulate)
+    pieces = plan.accumulate
     if memory is not None and not kernel.exact:
-        plan = replace(plan, accumulate=max(plan.accumulate, pieces_within(problem, samples)))
+        plan = replace(plan, accumulate=max(pieces, pieces_within(problem, samples)))
+    # Steps on all data in one piece draw no batches: L(w*) is then the same number at every step.
+    one_piece = samples == most and plan.accumulate == len(problem.batches) == 1
+    whole = kernel.exact or one_piece or not problem.has_data
+    at_once = max(problem.batches.sizes) if whole else -(-samples // pieces)
     demand = Demand(problem, kernel, len(chains), at_once, plan)
     if memory is not None:
         needed, name = demand.one_by_one(), type(kernel).__name__
@@ -264,15 +268,16 @@ def make_runner(
     vector, loss = problem.vector, problem.loss()
     centre = vector.to(torch.promote_types(vector.dtype, torch.float32))
     drawing = plan.batch_size, plan.shared_batches, plan.seed
-    source = None if kernel.exact else Minibatches(problem, *drawing)
+    source = None if whole else Minibatches(problem, *drawing)
     setup = ChainSetup(problem, plan, centre, loss, source)
     small = problem.num_parameters * samples <= SMALL and memory is None
     # the modes that the problem and the kernel leave open
     makers: Makers = {"sequential": lambda: Runner(setup, kernel, chains, OneByOne(problem))}
     if source is None or source.shared or source.by_sample:
         makers["batched"] = lambda: Runner(setup, kernel, chains, Together(problem))
-        by_sample = source is not None and source.by_sample
-        if problem.device.type == "cuda" and by_sample and not plan.looks:
+        fixed = problem.batches.in_memory and problem.norm != "train"  # the same at every replay
+        capturable = source.by_sample if source is not None else fixed and not kernel.exact
+        if problem.device.type == "cuda" and capturable and not plan.looks:
             makers["graph"] = lambda: GraphRunner(
                 setup, kernel, chains, Together(problem, has_unfoldable(problem))
             )

@@ -279,7 +279,7 @@ class ChainPlan:
 
 @dataclass(frozen=True)
 class ChainSetup:
-    """What all runners of a run share; ``source`` is None for exact kernels, on the whole data."""
+    """What all runners of a run share; ``source`` is None where steps see the whole data."""
 
     problem: Problem
     plan: ChainPlan

@@ -28,8 +28,7 @@ class Minibatches:
     drawn with replacement, and the loss at the centre on it is the mean of n numbers computed once.
     Else (norm="train", ignored targets, streamed data) it is one of the problem's own batches,
     drawn with the probability of its weight. ``shared`` gives all chains the same batch. A batch of
-    n samples is the whole data, the same at every step, and so is any batch of a problem without
-    data: ``whole`` is then its index, else None.
+    n samples is the whole data, the same at every step: ``whole`` is then its index, else None.
     """
 
     def __init__(self, problem: Problem, batch_size: int | None, shared: bool, seed: int) -> None:
@@ -41,11 +40,7 @@ class Minibatches:
         self.by_sample = data is not None
         if data is not None:
             self.centre_losses, self.columns, self._spec, self._fixed = data
-            some = any(column.numel() for column in self.columns)
-            most = problem.num_samples
-            self.resize(min(batch_size or DEFAULT_BATCH, most) if some else most)
-            if not some:  # all samples are alike
-                self.whole = torch.arange(1, device=problem.device)
+            self.resize(min(batch_size or DEFAULT_BATCH, problem.num_samples))
             return
         expected = "be left out where batches cannot be drawn sample by sample"
         cure = f"the problem's own batches, of {sizes[0]} samples, are used"
@@ -65,6 +60,10 @@ class Minibatches:
         self.size, self.shared, self.whole = size, self._asked_to_share, None
         if size == self.problem.num_samples:
             self.shared, self.whole = True, torch.arange(size, device=self.problem.device)
+            # The mean over ``centre_losses`` would differ from this by rounding.
+            self._whole_loss = self.problem.vector.new_tensor(
+                self.problem.loss(), dtype=torch.float64
+            )
 
     @property
     def generators(self) -> list[torch.Generator]:
@@ -78,8 +77,8 @@ class Minibatches:
         rng, rows = (self.common, 1) if self.shared else (rng, chains)
         choices = len(self.centre_losses)  # samples, or batches
         if self.whole is not None:
-            index = self.whole
-        elif self.by_sample:
+            return self.whole.expand(chains, -1), self._whole_loss.expand(chains)
+        if self.by_sample:
             index = rng.integers(choices, rows, self.size)
         else:
             places = rng.uniform(rows, torch.float64).cpu() * self._cumulative[-1]
