@@ -5,7 +5,7 @@ chain.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from lambdahat.problem import Problem
 from lambdahat.sampling import Streams, sample, sgld
 from lambdahat.sampling.backends.chain_runner import OneByOne, Together, on_batches
 from lambdahat.sampling.backends.minibatches import Minibatches
+from lambdahat.singular import llc
 from tests.cases import LanguageModel, classifier, network, sentences
 
 N = 20
@@ -276,3 +277,26 @@ def check(values: np.ndarray, exact: float, shared: bool) -> None:
     parts = values.mean(0).reshape(40, -1).mean(1) if shared else values.mean(1)
     assert abs(parts.mean() - exact) < 4 * parts.std(ddof=1) / math.sqrt(len(parts))
     assert parts.std(ddof=1) / math.sqrt(len(parts)) < 0.06 * abs(exact) + 0.003
+
+
+class _Counts(nn.Linear):
+    """A layer of more than a million parameters that notes how many samples it sees at once."""
+
+    seen: ClassVar[set[int]] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(len(x))
+        return super().forward(x)
+
+
+def test_a_large_model_never_sees_more_samples_than_in_the_batches_it_was_given():
+    """Whoever gave batches of 3 may have no memory for more: neither steps nor the pilot's
+    Hessian products take 512 or 1,024 samples at once.
+    """
+    rng = generator(0, "large model")
+    x, y = (torch.randn(40, width, generator=rng) for width in (1001, 1000))
+    problem = Problem(_Counts(1001, 1000), "mse", (x, y), batch_size=3)
+    _Counts.seen.clear()
+    result = llc(problem, chains=2, max_gradients=200, draws=8, localization=1e4, mode="sequential")
+    assert max(_Counts.seen) <= 3
+    assert result.chains.reasons["batch_size"].endswith(": an effective draw is cheapest")

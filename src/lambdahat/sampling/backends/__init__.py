@@ -29,7 +29,7 @@ from lambdahat.sampling.backends.chain_runner import (
     Together,
     has_unfoldable,
 )
-from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, Minibatches
+from lambdahat.sampling.backends.minibatches import Minibatches, default_batch
 from lambdahat.sampling.backends.workers import ForkedRunner, SpreadRunner, require_same_run
 from lambdahat.sampling.diagnostics import probed_alone
 from lambdahat.sampling.kernels import HMC, Kernel
@@ -250,7 +250,7 @@ def make_runner(
             return _spread(problem, kernel, chains, plan, mode)
         chains = range(chains)
     most, memory = problem.num_samples, problem.memory
-    samples = most if kernel.exact else min(plan.batch_size or DEFAULT_BATCH, most)
+    samples = most if kernel.exact else min(plan.batch_size or default_batch(problem), most)
     pieces = plan.accumulate
     if memory is not None and not kernel.exact:
         plan = replace(plan, accumulate=max(pieces, pieces_within(problem, samples)))

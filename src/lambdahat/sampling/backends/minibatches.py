@@ -17,6 +17,7 @@ from lambdahat.problem.evaluators import Parameters
 from lambdahat.sampling.kernels import Streams
 
 DEFAULT_BATCH = 512
+LARGE = 1_000_000  # parameters beyond which no more samples go through at once than the caller's
 CHUNK = 256
 Way = Callable[[Any, Parameters, Batch], Tensor]
 
@@ -40,7 +41,7 @@ class Minibatches:
         self.by_sample = data is not None
         if data is not None:
             self.centre_losses, self.columns, self._spec, self._fixed = data
-            self.resize(min(batch_size or DEFAULT_BATCH, problem.num_samples))
+            self.resize(min(batch_size or default_batch(problem), problem.num_samples))
             return
         expected = "be left out where batches cannot be drawn sample by sample"
         cure = f"the problem's own batches, of {sizes[0]} samples, are used"
@@ -113,6 +114,14 @@ class Minibatches:
             return self.assemble(self._rows(index))
         wanted = int(index[0])
         return next(batch for batch in self.problem.batches if batch.index == wanted)
+
+
+def default_batch(problem: Problem) -> int:
+    """Samples of a step where no number is given: 512, but for a large model, of which so many may
+    not fit into memory, no more than the problem's own batches have.
+    """
+    large = problem.num_parameters > LARGE
+    return min(DEFAULT_BATCH, problem.batches.sizes[0]) if large else DEFAULT_BATCH
 
 
 def can_draw_samples(problem: Problem) -> bool:

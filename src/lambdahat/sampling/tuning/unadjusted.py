@@ -28,7 +28,7 @@ from lambdahat.results import Array, Chains, Estimate
 from lambdahat.sampling._sample import Collector, SamplingRequest, SamplingRun, in_pieces
 from lambdahat.sampling.backends import SMALL, AnyRunner, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Record
-from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
+from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, LARGE, default_batch
 from lambdahat.sampling.diagnostics import (
     RHAT,
     ChainReading,
@@ -58,10 +58,8 @@ NOISE_LOOKS = 4  # gradients at rest by which the noise of batches is measured, 
 EXTRA = (4 + COOLINGS) * NOISE_LOOKS + 6
 POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
 MOST_HALVINGS = 12  # of the step
-# parameters beyond which batches larger than 512 go through in pieces of that size
-LARGE = 1_000_000
 STEP_PRICE = 1024  # samples that a step of a small problem counts as, besides its own
-BATCHES = (128, DEFAULT_BATCH, 2048, 8192, 32768)
+BATCH_FACTORS = (1, 4, 16, 64)  # of the batch size, among which the cheapest is chosen
 # parameters × samples up to which a step sees the whole data
 FULL = {"cpu": 30_000_000, "cuda": 300_000_000}
 # of the burn-in, the coarse draws and a round each, and steps that are no fewer
@@ -245,10 +243,13 @@ class StepPilot:
         Returns the kernel ready to draw, its reasons, and the draws at twice its step.
         """
         runner, problem, request = self.runner, self.problem, self.request
-        few = min(POWER_SAMPLES, problem.num_samples)
+        few, at_once = min(POWER_SAMPLES, problem.num_samples), POWER_SAMPLES
+        if problem.num_parameters > LARGE:
+            # A product of all 1,024 samples would cost more than the steps between two of them.
+            few, at_once = min(few, 2 * runner.batch_size), default_batch(problem)
         self._subsample = problem.alone()
         if problem.norm != "train" and problem.has_data and few < problem.num_samples:
-            self._subsample = self._subsample.subsample(few, self.seed, few)
+            self._subsample = self._subsample.subsample(few, self.seed, min(few, at_once))
         step, why = self._measure_curvature(problem.vector.unsqueeze(0))
         tie = self._mean_localization
         self._friction = 2 * (tie * self._largest) ** 0.25 if tie else math.sqrt(self._largest) / 4
@@ -539,7 +540,7 @@ class StepPilot:
         counts as its samples and 1,024 more.
         """
         runner, samples, now = self.runner, self.problem.num_samples, self.runner.batch_size
-        sizes = sorted({min(size, samples) for size in (*BATCHES, samples) if size >= now})
+        sizes = sorted({*(min(factor * now, samples) for factor in BATCH_FACTORS), samples})
         larger = min(4 * now, samples)
         if larger == now:
             return now, now
@@ -568,7 +569,7 @@ class StepPilot:
         if size != self.runner.batch_size:
             parameters, piece = self.problem.num_parameters, 4 * DEFAULT_BATCH
             if self.problem.memory is not None or parameters > LARGE:
-                piece = DEFAULT_BATCH
+                piece = default_batch(self.problem)
             elif parameters * size <= SMALL:
                 piece = size
             elif self.problem.device.type == "cuda":
