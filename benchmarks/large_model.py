@@ -1,14 +1,19 @@
 """What do trace, top-5, density and λ̂ of a GPT-2-sized language model cost, in time, memory and
 gradients?
 
-A GPT-2 small (124 M parameters, vocabulary 50257, transformers' own), trained briefly on Tiny
-Shakespeare by characters, on sequences of 512. Every part has a time limit and is written to
-``--out`` when it ends, so that a run that is cut off loses nothing. ``--peers`` does the same work
-with curvlinops and devinterp, where they are installed.
+A GPT-2 small (124 M parameters, vocabulary 50257, transformers' own) with random initial weights,
+trained briefly on the characters of ``--text`` (Tiny Shakespeare) or, without a text, on a Markov
+source of 64 symbols whose entropy is known. The sequences that are measured are trained on too, and
+the learning rate falls to zero, so that there is a minimum to speak of. Every part has a time limit
+and is written to ``--out`` when it ends, so that a run that is cut off loses nothing. ``--peers``
+does the same work with curvlinops and devinterp, where they are installed. Where devinterp is not,
+``sgld loop`` stands in for it: the same loop, written here in plain torch.
 
-    export PYTHONPATH=src:carry/peers:carry/arviz
+    export PYTHONPATH=src:carry/peers:carry/arviz  # arviz: a folder with the package arviz_stats
     python3 benchmarks/large_model.py --device cuda --peers --out large.json
     python3 benchmarks/large_model.py --tiny --out tiny.json  # shows that it runs; no timing
+    python3 benchmarks/large_model.py --parts setting,gradient,llc,"sgld loop" --peers \\
+        --sequences 128 --length 256 --train-steps 600 --limit 15 --tf32  # λ̂ alone
 
 ``--fsdp`` measures a product, the largest eigenvalue and the trace to 10 % of a GPT of 1.3 billion
 parameters under ``fully_shard`` with CPU offload instead: parameters and gradients in host memory,
@@ -52,6 +57,9 @@ from lambdahat import fsdp
 from lambdahat.models.language import GPT
 
 TEXT = Path("carry/tinyshakespeare.txt.gz")
+SYMBOLS, FOLLOWERS = 64, 8  # of the Markov source: symbols, and followers that each may have
+CHAINS = 2
+BASELINE_BATCHES = 32  # of a chain, on which devinterp takes the loss at w*
 TOL = 0.02  # of the trace, as a standard error
 Facts = dict[str, Any]
 
@@ -76,12 +84,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--train-steps", type=int, default=100)
-    parser.add_argument("--llc-gradients", type=int, default=1000, help="of all chains together")
+    parser.add_argument(
+        "--llc-gradients", type=int, help="of all chains together; by default as time allows"
+    )
+    parser.add_argument("--llc-tol", type=float, default=0.1, help="relative standard error")
     parser.add_argument(
         "--memory", help='budget of the problem, such as "60GiB" (default: what is free)'
     )
     parser.add_argument(
-        "--limit", type=float, default=45.0, help="seconds of a part; 2× for the trace, 4× for λ̂"
+        "--limit",
+        type=float,
+        default=45.0,
+        help="seconds of a part; 2× for the trace, 3× for training, 5× for λ̂",
     )
     parser.add_argument(
         "--parts", default="", help="comma-separated names of the only parts to run"
@@ -97,14 +111,8 @@ def arguments() -> argparse.Namespace:
             args.blocks, args.width = 2, 8
         return args
     if args.tiny:
-        args.sequences, args.batch_size, args.length, args.train_steps, args.llc_gradients = (
-            8,
-            4,
-            16,
-            3,
-            1000,
-        )
-        args.limit = 10.0
+        args.sequences, args.batch_size, args.length, args.train_steps = 8, 4, 16, 60
+        args.llc_gradients, args.limit = args.llc_gradients or 1000, 10.0
     return args
 
 
@@ -131,31 +139,46 @@ def language_model(args: argparse.Namespace) -> nn.Module:
     )
 
 
-def tokens(args: argparse.Namespace, rows: int, skip: int = 0) -> Tensor:
-    """Sequences of characters of the text as ids, (rows, length)."""
+def tokens(args: argparse.Namespace, rows: int) -> tuple[Tensor, Facts]:
+    """Sequences of symbols as ids, (rows, length), and where they come from."""
     path = args.text or TEXT
-    if not path.exists():
-        raise SystemExit(
-            f"no text at {path}: give --text, or put tinyshakespeare.txt.gz into carry/"
-        )
-    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    known = {byte: number for number, byte in enumerate(sorted(set(text)))}
-    start, count = skip * args.length, rows * args.length
-    return torch.tensor([known[byte] for byte in text[start : start + count]]).view(
-        rows, args.length
-    )
+    if path.exists():
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        known = {byte: number for number, byte in enumerate(sorted(set(text)))}
+        ids = torch.tensor([known[byte] for byte in text[: rows * args.length]])
+        return ids.view(rows, args.length), {"data": path.name}
+    if args.text is not None:
+        raise SystemExit(f"no text at {path}")
+    rng = torch.Generator().manual_seed(0)
+    followers = torch.rand(SYMBOLS, SYMBOLS, generator=rng).topk(FOLLOWERS).indices
+    weights = torch.rand(SYMBOLS, FOLLOWERS, generator=rng).square() + 0.02
+    weights /= weights.sum(1, keepdim=True)
+    now = torch.randint(SYMBOLS, (rows,), generator=rng)
+    columns = []
+    for _ in range(args.length):
+        columns.append(now)
+        choice = torch.multinomial(weights[now], 1, generator=rng).squeeze(1)
+        now = followers[now, choice]
+    ids = torch.stack(columns, dim=1)
+    # nats per token that no model can do without, at the frequencies of these sequences
+    entropy = -(weights * weights.log()).sum(1)[ids[:, :-1]].mean()
+    return ids, {"data": f"Markov source, {SYMBOLS} symbols", "source_entropy": float(entropy)}
 
 
-def train(model: nn.Module, args: argparse.Namespace) -> float:
-    """AdamW for a few steps; the last loss."""
-    data = tokens(args, args.batch_size * args.train_steps, skip=args.sequences).to(args.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+def train(model: nn.Module, ids: Tensor, args: argparse.Namespace) -> float:
+    """AdamW on random batches of the data at a rate that falls to zero; the last loss."""
+    rate = 3e-3 if args.tiny else 3e-4
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, args.train_steps)
+    rng = torch.Generator().manual_seed(0)
     loss = torch.zeros(())
-    for ids in data.split(args.batch_size):
-        loss = model(input_ids=ids, labels=ids).loss
+    for _ in range(args.train_steps):
+        batch = ids[torch.randint(len(ids), (args.batch_size,), generator=rng)]
+        loss = model(input_ids=batch, labels=batch).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        schedule.step()
     optimizer.zero_grad()
     return float(loss.detach())
 
@@ -250,6 +273,8 @@ def main() -> None:
     table = Table(args)
     model = language_model(args)
     device = torch.cuda.get_device_name() if args.device.startswith("cuda") else "cpu"
+    ids, origin = tokens(args, args.sequences)
+    ids = ids.to(args.device)
     table.part(
         "setting",
         lambda: {
@@ -263,10 +288,11 @@ def main() -> None:
             "parameters": sum(p.numel() for p in model.parameters()),
             "vocabulary": model.config.vocab_size,
             "train_steps": args.train_steps,
-            "train_loss": train(model, args),
+            "train_loss": train(model, ids, args),
+            **origin,
         },
+        3 * args.limit,
     )
-    ids = tokens(args, args.sequences).to(args.device)
     columns = {"input_ids": ids, "labels": ids}
     problem = lh.Problem(
         model,
@@ -346,32 +372,43 @@ def ours(problem: lh.Problem, table: Table) -> None:
     table.part("trace", trace, 2 * table.args.limit)
     table.part("top-5", top)
     table.part("density", density)
-    table.part("llc", lambda: learning_coefficient(problem, table.args), 4 * table.args.limit)
+    table.part("llc", lambda: learning_coefficient(problem, table), 5 * table.args.limit)
 
 
-def learning_coefficient(problem: lh.Problem, args: argparse.Namespace) -> Facts:
-    start = time.perf_counter()
-    found = lh.llc(
+def learning_coefficient(problem: lh.Problem, table: Table) -> Facts:
+    """λ̂ by ``lh.llc`` to the tolerance; sampling ends where its time does, with what there is."""
+    args, start = table.args, time.perf_counter()
+    limit = args.llc_gradients
+    if limit is None and math.isfinite(table.gradient_s):  # half the time: the rest is tuning
+        limit = int(2 * args.limit / (table.gradient_s * args.batch_size / args.sequences))
+    result = lh.llc(
         problem,
-        chains=4,
+        chains=CHAINS,
         batch_size=args.batch_size,
-        max_gradients=args.llc_gradients,
-        kernel="sgld",
+        tol=args.llc_tol,
+        max_gradients=limit,
+        watch=lambda _: time.perf_counter() - start > 4 * args.limit,
     )
-    chains = found.chains
-    taken = time.perf_counter() - start
+    chains, taken = result.chains, time.perf_counter() - start
     return {
-        "value": found.value,
-        "stderr": found.stderr,
-        "gradients": found.cost,
+        "value": result.value,
+        "stderr": result.stderr,
+        "gradients": result.cost,
+        "max_gradients": limit,
         "mode": chains.mode,
-        "ms_per_gradient": 1e3 * taken / found.cost,
+        "ms_per_gradient": 1e3 * taken / result.cost,
+        "kernel": chains.kernel,
         "draws": chains.losses.shape[1],
-        "rhat": found.rhat,
-        "step_size": found.step_size,
-        "localization": found.localization,
-        "nbeta": found.nbeta,
-        "status": found.status.name,
+        "burn_in": chains.burn_in,
+        "batch_size": chains.batch_size,
+        "rhat": result.rhat,
+        "step_size": result.step_size,
+        "localization": result.localization,
+        "nbeta": result.nbeta,
+        "initial_loss": result.initial_loss,
+        "bias": result.discretisation_bias,
+        "reasons": dict(chains.reasons),
+        "status": result.status.name,
     }
 
 
@@ -555,19 +592,23 @@ def curvlinops_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
 
 
 def devinterp_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
-    """SGLD at the settings that ours found, 4 chains one after the other as devinterp runs them."""
+    """SGLD at the settings that ours found, chains one after the other as devinterp runs them."""
+    known = table.facts.get("llc", {})
+    step = known.get("step_size", 1e-4)
+    # a kinetic step of length h is at infinite friction an SGLD step of ε = h²
+    settings = {
+        "lr": step**2 if known.get("kernel", "Kinetic") == "Kinetic" else step,
+        "nbeta": known.get("nbeta", 1000.0),
+        "localization": known.get("localization", 1e4),
+    }
     try:
         from devinterp.optim import SGMCMC
         from devinterp.slt.sampler import sample_single_chain
     except Exception as error:
         print(f"devinterp: skipped, {type(error).__name__}: {error}")
+        steps = max(known.get("gradients", 4 * BASELINE_BATCHES) // CHAINS, 1)
+        table.part("sgld loop", lambda: sgld_loop(model, ids, settings, steps, table.args))
         return
-    known = table.facts.get("llc", {})
-    settings = {
-        "lr": known.get("step_size", 1e-8),
-        "nbeta": known.get("nbeta", 1000.0),
-        "localization": known.get("localization", 1e4),
-    }
     steps = min(known.get("draws", 20), 40)
     rows = [{"input_ids": row} for row in ids.cpu()]
 
@@ -582,7 +623,7 @@ def devinterp_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
     def sampled() -> Facts:
         losses: list[float] = []
         clock: list[float] = []
-        for chain in range(4):
+        for chain in range(CHAINS):
             with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
                 sample_single_chain(
                     model,
@@ -608,6 +649,64 @@ def devinterp_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
         }
 
     table.part("devinterp llc", sampled)
+
+
+def sgld_loop(
+    model: nn.Module, ids: Tensor, settings: Facts, steps: int, args: argparse.Namespace
+) -> Facts:
+    """What devinterp does, in plain torch: SGLD by batch-mean gradients, chain after chain, every
+    tensor updated by itself.
+
+    ``value`` is nβ(L̄ − L*) as devinterp reads it: L̄ is the mean over all steps, the burn-in too,
+    and L* the loss at w* on the first 32 batches of the chain. ``late`` is the same over the second
+    half of the steps. The chains share the time of the part and end early where it is short.
+    """
+    start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    epsilon, nbeta, gamma = settings["lr"], settings["nbeta"], settings["localization"]
+    values, late, taken, seconds = [], [], 0, 0.9 * args.limit / CHAINS
+    for chain in range(CHAINS):
+        rng = torch.Generator(device=ids.device).manual_seed(chain)
+        losses, began = [], time.perf_counter()
+        with torch.no_grad():
+            for name, tensor in model.named_parameters():
+                tensor.copy_(start[name])
+        order = torch.Generator().manual_seed(chain)
+        batches = torch.randint(len(ids), (steps, args.batch_size), generator=order)
+        with torch.no_grad():
+            first = [ids[rows] for rows in batches[:BASELINE_BATCHES]]
+            baseline = [model(input_ids=batch, labels=batch).loss for batch in first]
+        for rows in batches:
+            loss = model(input_ids=ids[rows], labels=ids[rows]).loss
+            model.zero_grad()
+            loss.backward()
+            losses.append(loss.detach())
+            with torch.no_grad():
+                for name, tensor in model.named_parameters():
+                    drift = nbeta * tensor.grad + gamma * (tensor - start[name])
+                    noise = torch.empty_like(tensor).normal_(generator=rng)
+                    tensor.add_(drift, alpha=-epsilon / 2).add_(noise, alpha=math.sqrt(epsilon))
+            if len(losses) % 10 == 0:
+                synchronize()
+                if time.perf_counter() - began > seconds:
+                    break
+        found = torch.stack(losses).double()
+        reference = torch.stack(baseline).double().mean()
+        values.append(nbeta * float(found.mean() - reference))
+        late.append(nbeta * float(found[len(found) // 2 :].mean() - reference))
+        taken += len(losses)
+    model.zero_grad()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            tensor.copy_(start[name])
+    return {
+        **settings,
+        "value": statistics.fmean(values),
+        "std_over_chains": statistics.stdev(values),
+        "late": statistics.fmean(late),
+        "late_std_over_chains": statistics.stdev(late),
+        "steps": taken // CHAINS,
+        "steps_asked": steps,
+    }
 
 
 if __name__ == "__main__":
