@@ -98,8 +98,8 @@ def sample(
     if batch_size is not None:
         require_count(batch_size, "batch_size", 1, problem.num_samples)
     require_type(watch, Callable | None, "watch", "be a function of the energies so far")
-    looks = baseline != "paired", forces, keep_parameters, observables or {}, averages or {}
-    plan = ChainPlan(seed, batch_size, shared_batches, accumulate, thin, bound, *looks)
+    records = baseline != "paired", forces, keep_parameters, observables or {}, averages or {}
+    plan = ChainPlan(seed, batch_size, shared_batches, accumulate, thin, bound, *records)
     frozen = problem.at(problem.vector)
     placed = place(kernel, frozen)
     runner, mode = make_runner(frozen, placed, chains, plan, mode)
@@ -153,7 +153,7 @@ class Collector:
             if means:
                 self._add_segment(piece, means)
             if self._probe is not None and number % max(pieces // PROBES, 1) == 0:
-                self._probe.look(runner.positions, runner.own, runner.gather)
+                self._probe.probe(runner.positions, runner.own, runner.gather)
             if self.watch is not None:
                 energies = torch.cat([nbeta * (p["loss"] - p["centre"]) for p in self._parts], 1)
                 if self.watch(energies.numpy()):
@@ -291,10 +291,10 @@ class SamplingRun:
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """The settings of ``llc`` that a caller gave; those that are None are found by a pilot.
+    """The settings of ``llc`` that a caller gave; those that are None are tuned in a pilot run.
 
-    ``limit`` is the number of gradients that each chain may take, ``tuned`` says whether the step
-    size is to be found, and ``effort`` is the share of the usual draws before a standard error is
+    ``limit`` is the number of gradients that each chain may take, ``tuned`` says whether a pilot
+    tunes the step size, and ``effort`` is the share of the usual draws before a standard error is
     trusted: less for a loose tolerance.
     """
 
@@ -351,7 +351,7 @@ class SamplingRequest:
         tol = TOL[0] if self.tol is None else self.tol
         return f"until the standard error is {tol:.3g} of the value"
 
-    def reached(self, reading: ChainReading) -> bool:
+    def is_met(self, reading: ChainReading) -> bool:
         """Whether the number of draws was given or the standard error is within the tolerance."""
         if self.draws is not None:
             return True

@@ -118,7 +118,7 @@ class AcceptanceProbe:
         settings = kernel.step_size, kernel.nbeta, kernel.localization, kernel.scale
         self._mala = HMC(*settings, leapfrog=1, jitter=1.0)
 
-    def look(
+    def probe(
         self,
         positions: Tensor,
         chains: Sequence[int] | None = None,
@@ -151,7 +151,7 @@ class AcceptanceProbe:
 
     @property
     def acceptance(self) -> float:
-        """The mean over all looks, NaN before the first."""
+        """The mean over all probes, NaN before the first."""
         return float(np.mean(self._seen)) if self._seen else math.nan
 
 

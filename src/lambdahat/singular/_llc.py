@@ -96,7 +96,7 @@ def llc(
         chains: Number of chains.
         seed: Seed of all randomness.
         draws: Number of draws per chain; by default as many as the tolerance takes.
-        burn_in: Steps (trajectories for HMC) that follow the pilot and are thrown away.
+        burn_in: Steps (trajectories for HMC) that follow the pilot and are discarded.
         batch_size: Samples per step; by default all data where that is cheap, else chosen by cost.
         nbeta: "n/log n", "batch" (B/ln B, as in devinterp) or a number.
         localization: γ as a number, a tensor (P,), or numbers by name or glob of parameters.
@@ -284,7 +284,7 @@ def _below_centre(problem: Problem, run: SamplingRun) -> bool:
 
 
 def inverse_temperature(nbeta: Any, num_samples: int, batch_size: int) -> tuple[float, str]:
-    """Return nβ and how it was found.
+    """Return nβ and where it comes from.
 
     Args:
         nbeta: "n/log n" (β = 1/ln n, Watanabe 2013), "batch" (B/ln B, as devinterp), or a number.
@@ -436,8 +436,7 @@ def draw(
     keep_parameters: bool = False,
     **settings: Any,
 ) -> SamplingRun:
-    """Chains of the kernel that suits the problem, with settings found by a pilot where they are
-    not given.
+    """Sample the kernel that suits the problem; a pilot run tunes the settings that are not given.
 
     What is estimated, nβ and γ, is fixed before the first step. Problems of up to 15 parameters, or
     500 without data, are sampled by HMC on the whole data, which has no bias; larger ones by
@@ -447,9 +446,16 @@ def draw(
     if batch_size is not None:
         require_count(batch_size, "batch_size", 1, problem.num_samples)
     request = sampling_request(nbeta, settings)
-    looks = observables or {}, averages or {}
     plan = ChainPlan(
-        seed, batch_size, shared_batches, accumulate, 1, bound, False, True, keep_parameters, *looks
+        seed,
+        batch_size,
+        shared_batches,
+        accumulate,
+        bound=bound,
+        forces=True,
+        keep_parameters=keep_parameters,
+        observables=observables or {},
+        averages=averages or {},
     )
     frozen = problem.at(problem.vector)
     cheap, joined = whole_is_cheap(frozen), frozen

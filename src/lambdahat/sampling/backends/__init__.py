@@ -175,7 +175,7 @@ class GraphRunner(Runner):
         for start in range(0, steps, self._room):
             self._replay(min(self._room, steps - start))
 
-    def advance(self, draws: int, look: bool = True) -> Record:
+    def advance(self, draws: int, observe: bool = True) -> Record:
         parts, thin = [], self.plan.thin
         while draws > 0:
             now = min(draws, self._room // thin)
@@ -277,7 +277,7 @@ def make_runner(
         makers["batched"] = lambda: Runner(setup, kernel, chains, Together(problem))
         fixed = problem.batches.in_memory and problem.norm != "train"  # the same at every replay
         capturable = source.by_sample if source is not None else fixed and not kernel.exact
-        if problem.device.type == "cuda" and capturable and not plan.looks:
+        if problem.device.type == "cuda" and capturable and not plan.observes:
             makers["graph"] = lambda: GraphRunner(
                 setup, kernel, chains, Together(problem, has_unfoldable(problem))
             )

@@ -243,7 +243,8 @@ def on_batches(
 class ChainPlan:
     """The options of a run besides the kernel; see ``sample``.
 
-    ``looks`` says whether the positions are looked at draw by draw, not only the losses.
+    ``observes`` says whether draws need more than the kernel reports: losses over the whole data,
+    parameters, or functions of them.
     """
 
     seed: int = 0
@@ -257,7 +258,7 @@ class ChainPlan:
     keep_parameters: bool = False
     observables: Mapping[str, Observable] = field(default_factory=dict)
     averages: Mapping[str, Observable] = field(default_factory=dict)
-    looks: bool = field(init=False, default=False)
+    observes: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         require_count(self.accumulate, "accumulate")
@@ -272,9 +273,9 @@ class ChainPlan:
                 isinstance(key, str) and callable(value) for key, value in functions.items()
             )
             require(fine, name, expected, functions, "", TypeError)
-        looks = self.full_losses or self.keep_parameters
-        looks = looks or bool(self.observables) or bool(self.averages)
-        object.__setattr__(self, "looks", looks)
+        observes = self.full_losses or self.keep_parameters
+        observes = observes or bool(self.observables) or bool(self.averages)
+        object.__setattr__(self, "observes", observes)
 
 
 @dataclass(frozen=True)
@@ -432,29 +433,29 @@ class Runner:
             for _ in range(steps):
                 self._step()
 
-    def advance(self, draws: int, look: bool = True) -> Record:
+    def advance(self, draws: int, observe: bool = True) -> Record:
         """``draws`` more draws: for each trace a tensor (chains, draws), for observables (chains,
         draws, …).
 
-        What is to be averaged has one entry for all of them, (chains, 1, …). Without ``look``, the
-        traces alone.
+        What is to be averaged has one entry for all of them, (chains, 1, …). Without ``observe``,
+        the traces alone.
         """
-        look, names = look and self.plan.looks, self.traces
+        observe, names = observe and self.plan.observes, self.traces
         shape, device = (len(self.chains), draws), self.problem.device
         record = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name in names}
-        looks: dict[str, list[Tensor]] = {}
+        observations: dict[str, list[Tensor]] = {}
         totals: Record = {}
         with self.gradients.context():
             for draw in range(draws):
                 for _ in range(self.plan.thin - 1):
                     self._step()
-                if look and not self.kernel.exact:
-                    self._look(looks, totals)
+                if observe and not self.kernel.exact:
+                    self._observe(observations, totals)
                 for name, value in zip(names, self._step(), strict=True):
                     record[name][:, draw] = value
-                if look and self.kernel.exact:
-                    self._look(looks, totals)
-        record |= {name: torch.stack(values, dim=1) for name, values in looks.items()}
+                if observe and self.kernel.exact:
+                    self._observe(observations, totals)
+        record |= {name: torch.stack(values, dim=1) for name, values in observations.items()}
         record |= {name: total.unsqueeze(1) / draws for name, total in totals.items()}
         return {name: values.cpu() for name, values in record.items()}
 
@@ -492,7 +493,7 @@ class Runner:
         if self.kernel.exact and bool(outside.any()):
             self.state.memory.clear()
 
-    def _look(self, looks: dict[str, list[Tensor]], totals: Record) -> None:
+    def _observe(self, observations: dict[str, list[Tensor]], totals: Record) -> None:
         """Record what the plan asks for at the present positions."""
         plan, positions = self.plan, self.state.position
         seen: Record = {}
@@ -507,7 +508,7 @@ class Runner:
         for name, observable in plan.observables.items():
             seen[f"observable {name}"] = _values(name, observable, positions)
         for name, value in seen.items():
-            looks.setdefault(name, []).append(value)
+            observations.setdefault(name, []).append(value)
         for name, observable in plan.averages.items():
             values, key = _values(name, observable, positions), f"average {name}"
             totals[key] = totals[key] + values if key in totals else values

@@ -104,8 +104,8 @@ class ForkedRunner:
     def skip(self, steps: int) -> None:
         self._all("skip", steps)
 
-    def advance(self, draws: int, look: bool = True) -> Record:
-        return self._record("advance", draws, look)
+    def advance(self, draws: int, observe: bool = True) -> Record:
+        return self._record("advance", draws, observe)
 
     def noise(self, batches: int) -> Record:
         return self._record("noise", batches)
@@ -222,8 +222,8 @@ class SpreadRunner:
     def batch_size(self) -> int:
         return self._runner.batch_size
 
-    def advance(self, draws: int, look: bool = True) -> Record:
-        return self._gather_record(self._runner.advance(draws, look))
+    def advance(self, draws: int, observe: bool = True) -> Record:
+        return self._gather_record(self._runner.advance(draws, observe))
 
     def noise(self, batches: int) -> Record:
         return self._gather_record(self._runner.noise(batches))

@@ -29,12 +29,13 @@ TARGET_ACCEPTANCE = 0.96  # the mean over trajectories
 LONGEST = 100  # leapfrog steps
 LONGEST_IN_WIDTHS = 1.5  # trajectory, in standard deviations of the localization
 LARGEST_MASS = 500  # parameters up to which the Hessian is tried as mass
-# gradients of a look at the chains after it, and the acceptance below which one counts as stuck
+# gradients after the warm-up from which the acceptance of each chain is read, and the acceptance
+# below which a chain counts as stuck
 RESCUE = 300, 0.7
 GATE = 500, 0.1  # gradients of a trial of that mass, and how far the virial may be from P
-# gradients of a chain after which HMC looks at its error
+# gradients of a chain after which HMC computes its standard error
 CHECKS = (500, 1000, 2000, 4000, 8000, 16000, 32000)
-TRAJECTORIES = 200  # thrown away where HMC's step size is given
+TRAJECTORIES = 200  # default burn-in where HMC's step size is given
 LEAST_GRADIENTS = 400  # gradients of a chain of HMC that a limit must leave
 FEWEST_TRAJECTORIES = 8  # to be drawn
 UNLIMITED = 1 << 62
@@ -128,8 +129,8 @@ def _warm_up(runner: AnyRunner, kernel: HMC, length: float, effort: WarmUpEffort
             report("warm-up", spent, total)
             heat = INITIAL_NBETA ** max(0.0, 1.0 - math.ceil(spent / share / 100) * 100 / COOLING)
             runner.retune(_with_length(kernel, adapt.length, heat * kernel.nbeta, effort.longest))
-            adapt.see(float(runner.advance(1, look=False)["acceptance"].mean()))
-        length = adapt.settled
+            adapt.update(float(runner.advance(1, observe=False)["acceptance"].mean()))
+        length = adapt.average
     report("warm-up", total, total)
     kernel = _with_length(kernel, length, kernel.nbeta, effort.longest)
     runner.retune(kernel)
@@ -147,7 +148,7 @@ def _draw_for_gradients(runner: AnyRunner, gradients: int) -> Iterator[Record]:
     """Draws, one at a time, until so many gradients are spent."""
     end = runner.gradients_spent + gradients
     while runner.gradients_spent < end:
-        yield runner.advance(1, look=False)
+        yield runner.advance(1, observe=False)
 
 
 def _with_length(kernel: HMC, length: float, nbeta: float, most: int) -> HMC:
@@ -164,7 +165,7 @@ class _DualAveraging:
         self.length, self._goal, self._settled = length, math.log(5 * length), math.log(length)
         self._count, self._miss = 0, 0.0
 
-    def see(self, acceptance: float) -> None:
+    def update(self, acceptance: float) -> None:
         """Adapt to one trajectory's acceptance."""
         self._count += 1
         self._miss += (TARGET_ACCEPTANCE - acceptance - self._miss) / (self._count + 10)
@@ -173,7 +174,7 @@ class _DualAveraging:
         self.length = math.exp(min(now, 60.0))
 
     @property
-    def settled(self) -> float:
+    def average(self) -> float:
         """The average over the steps so far, later ones counting more."""
         return math.exp(min(self._settled, 60.0))
 
@@ -244,7 +245,7 @@ def draw_by_trajectories(
                     going = count > 0 and collector.draw(count)
                 chains = collector.chains(reasons)
                 reading = read(chains, problem.num_parameters)
-                spent = chains.diagnostics.rhat > RHAT or not request.reached(reading)
+                spent = chains.diagnostics.rhat > RHAT or not request.is_met(reading)
                 if not spent or goal < check or not going:
                     break
             reasons["draws"] = f"{request.goal}, up to {most} gradients a chain"

@@ -53,9 +53,9 @@ ABSORBED = 0.05  # friction per step that a thermostat may take on for the noise
 COOLINGS = 3  # times at most that chains cool and the noise of batches is measured again
 # ratios of the bias from noise to the allowed bias between which the step size has settled
 SETTLED_RATIO = 0.7, 1.3
-NOISE_LOOKS = 4  # gradients at rest by which the noise of batches is measured, once per round
-# gradients at most besides the steps: looks at the noise and timed steps
-EXTRA = (4 + COOLINGS) * NOISE_LOOKS + 6
+NOISE_GRADIENTS = 4  # gradients at one position, once per round, that measure the noise of batches
+# maximum number of gradients besides the steps: measurements of the noise, and timed steps
+EXTRA = (4 + COOLINGS) * NOISE_GRADIENTS + 6
 POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
 MOST_HALVINGS = 12  # of the step
 STEP_PRICE = 1024  # samples that a step of a small problem counts as, besides its own
@@ -64,7 +64,7 @@ BATCH_FACTORS = (1, 4, 16, 64)  # of the batch size, among which the cheapest is
 FULL = {"cpu": 30_000_000, "cuda": 300_000_000}
 # of the burn-in, the coarse draws and a round each, and steps that are no fewer
 RELAXATIONS, SHORTEST = 12, 100
-MASS_LOOKS = 8  # times that the forces on the chains are measured
+FORCE_MEASUREMENTS = 8  # times that the forces on the chains are measured
 # parameters of the largest tensor and relaxation time in steps above which a mass is tried
 MASS_SIZE, SLOW_RELAXATION = 200, 15
 MASS_GAIN = 1.25  # least speed-up for which it is kept
@@ -163,9 +163,9 @@ class Lengths:
         free = STEPS + (draws or 0) if limit is None else limit - (burn_in or 0)
         pilot = min(int(PILOT * free), LONGEST_PILOT) if tuned else 0
         coarse = int(COARSE * free) if tuned else 0
-        thrown = int(BURN * free) if burn_in is None else burn_in
-        turn = max(int(ROUND * free), FEWEST_DRAWS) if draws is None else draws
-        return cls(free + (burn_in or 0), pilot, thrown, coarse, turn)
+        discarded = int(BURN * free) if burn_in is None else burn_in
+        draws_per_round = max(int(ROUND * free), FEWEST_DRAWS) if draws is None else draws
+        return cls(free + (burn_in or 0), pilot, discarded, coarse, draws_per_round)
 
     def shorten(
         self, relaxation: float, burn_in: int | None, draws: int | None, effort: float = 1.0
@@ -188,7 +188,7 @@ class Lengths:
     @property
     def trials(self) -> int:
         """Steps that trials of a given step size may take."""
-        return min(self.most - self.burn_in - self.round - NOISE_LOOKS, self.most // 2)
+        return min(self.most - self.burn_in - self.round - NOISE_GRADIENTS, self.most // 2)
 
 
 def require_enough(
@@ -213,7 +213,7 @@ class Coarse:
 
 def _mean_noise(runner: AnyRunner) -> dict[str, float]:
     """What batches add by chance (``Runner.noise``), the mean over the chains."""
-    return {name: float(values.mean()) for name, values in runner.noise(NOISE_LOOKS).items()}
+    return {name: float(values.mean()) for name, values in runner.noise(NOISE_GRADIENTS).items()}
 
 
 @dataclass
@@ -303,7 +303,7 @@ class StepPilot:
             count = min(self.lengths.coarse, self._steps_left)
             coarse = Coarse(rough, np.empty((0, 0)), {}, {})
             if count >= FEWEST_DRAWS:
-                seen = runner.advance(count, look=False)
+                seen = runner.advance(count, observe=False)
                 if _has_escaped(seen, problem.num_parameters, rough):
                     step = self._halve_step(step)
                     burn_in = max(min(burn_in, self._steps_left // 2), 1)
@@ -320,13 +320,13 @@ class StepPilot:
     @property
     def _steps_left(self) -> int:
         """The steps that are left to a chain besides a round of draws."""
-        used = self.lengths.round + self.runner.gradients_spent + 2 * NOISE_LOOKS
+        used = self.lengths.round + self.runner.gradients_spent + 2 * NOISE_GRADIENTS
         return self.lengths.most - used
 
     @property
     def _spare_steps(self) -> int:
         """The steps that cooling may take: half of what is not needed later."""
-        needed = self.lengths.burn_in + self.lengths.coarse + COOLINGS * NOISE_LOOKS
+        needed = self.lengths.burn_in + self.lengths.coarse + COOLINGS * NOISE_GRADIENTS
         return (self._steps_left - needed) // 2
 
     def _relaxation(self, step: float) -> float:
@@ -463,14 +463,16 @@ class StepPilot:
         runner, problem, kernel = self.runner, self.problem, self.kernel
         plain = isinstance(kernel, Kinetic) and kernel.scale is None and problem.memory is None
         large = max((math.prod(shape) for shape in problem.space.shapes), default=0) > MASS_SIZE
-        fits = problem.num_parameters <= LARGE and steps >= 4 * MASS_LOOKS
+        fits = problem.num_parameters <= LARGE and steps >= 4 * FORCE_MEASUREMENTS
         if not (forces and plain and large and fits and self._mean_localization > 0):
-            return runner.advance(steps, look=False)
+            return runner.advance(steps, observe=False)
         vector, records = runner.setup.centre, []  # no less than float32
         self._moments = CurvatureMoments(problem.space.shapes, vector)
-        for look in range(MASS_LOOKS):
-            until = steps * (look + 1) // MASS_LOOKS
-            records.append(runner.advance(until - steps * look // MASS_LOOKS, look=False))
+        for number in range(FORCE_MEASUREMENTS):
+            until = steps * (number + 1) // FORCE_MEASUREMENTS
+            records.append(
+                runner.advance(until - steps * number // FORCE_MEASUREMENTS, observe=False)
+            )
             seen = {name: values.to(vector) for name, values in runner.forces().items()}
             self._moments.add(seen["first"], seen["second"] + seen["tie"])
         return {name: torch.cat([record[name] for record in records], dim=1) for name in records[0]}
@@ -633,8 +635,8 @@ def bias_of_steps(
         return Estimate(formula, prior)
     linear = kernel.inertial and abs(formula) > 0.005 * abs(raw)
     factor = 1.0 if linear else 3.0
-    # the share is taken from all draws at h: the few looks at 2h would make it noisier, and it is
-    # the same there
+    # the share is taken from all draws at h: the few measurements at 2h would make it noisier, and
+    # it is the same there
     there, _ = explained_bias(
         coarse.kernel, coarse.energies, coarse.record, coarse.noise["trace"], share, parameters
     )
@@ -662,7 +664,7 @@ def reduce_step_size(
     window = max(min(25, most // (2 * tries)), 5)
     for _ in range(max(min(tries, most // (2 * window)), 1)):
         runner.retune(kernel)
-        record = runner.advance(2 * window, look=False)
+        record = runner.advance(2 * window, observe=False)
         runner.restart()
         away = _has_escaped(record, problem.num_parameters, kernel)
         calm = not away and not _is_heated(record, problem.num_parameters, kernel)
@@ -720,15 +722,18 @@ def draw_by_steps(
         collector = Collector(runner, problem, kernel, plan, mode, request.watch)
         noise: list[dict[str, float]] = []
         least = -math.inf
-        while (left := lengths.most - runner.gradients_spent - NOISE_LOOKS) >= least:
+        while (left := lengths.most - runner.gradients_spent - NOISE_GRADIENTS) >= least:
             least = max(lengths.round // 2, FEWEST_DRAWS)
             going = collector.draw(max(min(lengths.round, left), FEWEST_DRAWS))
             if kernel.step_size > 0:
                 noise.append(_mean_noise(runner))
             chains = collector.chains(reasons)
             if noise:
-                means = {name: float(np.mean([look[name] for look in noise])) for name in noise[0]}
-                means["dof"] = len(noise) * request.chains * (NOISE_LOOKS - 1.0)
+                means = {
+                    name: float(np.mean([measured[name] for measured in noise]))
+                    for name in noise[0]
+                }
+                means["dof"] = len(noise) * request.chains * (NOISE_GRADIENTS - 1.0)
                 if isinstance(kernel, Kinetic):
                     means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
                 chains = dataclasses.replace(chains, noise=means)
@@ -745,7 +750,7 @@ def draw_by_steps(
                 break
             if reading.drifting and runner.gradients_spent < lengths.most // 2:
                 collector, noise = dataclasses.replace(collector), []  # what was drawn is burn-in
-            elif request.reached(reading) and _is_trusted(chains, reading, request, lengths):
+            elif request.is_met(reading) and _is_trusted(chains, reading, request, lengths):
                 break
     finally:
         runner.close()
@@ -753,7 +758,7 @@ def draw_by_steps(
     if request.draws is None:
         reasons["draws"] = f"{request.goal}, up to {lengths.most} steps a chain"
         trusted = _is_trusted(chains, reading, request, lengths)
-        spent = not (trusted and request.reached(reading))
+        spent = not (trusted and request.is_met(reading))
     chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
     full = read(chains, parameters, True) if request.baseline == "both" else None
     return SamplingRun(chains, reading, spent, full)
