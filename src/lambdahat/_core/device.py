@@ -1,13 +1,15 @@
 """Where and how tensors are computed: full float32 for our own linear algebra, and CUDA graphs that
-replay many small launches as one.
+replay many small launches as one; on the CPU, memory that is used again without new pages.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -59,6 +61,58 @@ def default_context() -> Iterator[None]:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         yield
+
+
+class _FreedPages:
+    """What glibc does with memory that is freed: by default it goes back to the system."""
+
+    # mallopt's names of its settings (malloc.h)
+    TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
+    # largest block that glibc ever takes from its heap by itself, and maps at most
+    LARGEST, MAPS = 1 << 25, 65536
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        given = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"}
+        tunables = os.environ.get("GLIBC_TUNABLES", "")
+        self._tuned = bool(given & os.environ.keys()) or "malloc" in tunables
+
+    def _set(self, trim: int, maps: int) -> None:
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(self.MMAP_THRESHOLD, self.LARGEST)
+            mallopt(self.TRIM_THRESHOLD, trim)
+            mallopt(self.MMAP_MAX, maps)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        if self._tuned or not sys.platform.startswith("linux"):
+            yield
+            return
+        with self._lock:
+            if not self._users:
+                self._set(2**31 - 1, 0)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    # what glibc sets by itself once a tensor of 32 MiB has been freed
+                    self._set(2 * self.LARGEST, self.MAPS)
+
+
+_freed_pages = _FreedPages()
+
+
+def keep_freed_pages() -> AbstractContextManager[None]:
+    """Keep the memory of tensors that are freed inside for those that come next.
+
+    The kernel clears every new page, which takes longer than a pass over it. Afterwards memory goes
+    back to the system as before. A user's own settings of malloc stay, and so do other allocators.
+    """
+    return _freed_pages.held()
 
 
 _sides = threading.local()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import memory_bytes, require_choice, require_count
-from lambdahat._core.device import beside, default_context, side_stream
+from lambdahat._core.device import beside, default_context, keep_freed_pages, side_stream
 from lambdahat.operators import linearise
 from lambdahat.operators.base import LinearOperator, Recordable
 from lambdahat.operators.exact import ClosedForm, HessianForm
@@ -37,9 +37,8 @@ CROWDED = 0.25  # share of a GPU's memory in use from which graphs that nobody h
 BLOCK = 16
 # rows of the largest block that is captured as a CUDA graph, and the number of sizes that are
 CAPTURED, MOST_CAPTURED = 8, 4
-# bytes up to which glibc takes a tensor from its heap; a larger one has new pages, which cost more
-# to touch than a pass over it
-HEAP = 1 << 25
+# bytes of a graph from which the memory of a block's tensors is worth keeping until its end
+PAGES = 1 << 20
 # bytes of graphs up to which products are captured as a CUDA graph: of a block of vectors, and of
 # one as a share of the device's memory
 CUDA_GRAPH_BYTES, CUDA_GRAPH_FRACTION = 1 << 30, 0.1
@@ -73,7 +72,7 @@ class Products:
             self.modes = {"forward": modes["forward"], **modes}
         self.device, self.stream = problem.device, side_stream(problem.device)
         self.cache: list[linearise.Product] = []
-        self.vmaps, self.verified, self.largest = not self.recomputes, False, 0
+        self.vmaps, self.verified = not self.recomputes, False
         # products captured as CUDA graphs, by their number of rows; None where that is no gain
         self.replays: dict[int, Callable[[Tensor], Tensor] | None] = {}
         budget: float | None = memory
@@ -141,7 +140,9 @@ class Products:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
                 # the engine would tell the allocator of another stream, and cannot for a block
-                with beside(self.device, self.stream):
+                own = self.device.type == "cpu" and self.graph_bytes > PAGES
+                keeps = own and self.problem.memory is None
+                with keep_freed_pages() if keeps else beside(self.device, self.stream):
                     found = self._sum(rows, batched=True)
             if self.verified:
                 return found
@@ -209,12 +210,9 @@ class Products:
             try:
                 # the bytes that a product keeps or, where nothing is kept, that a pass takes
                 if mode == "reverse":
-                    sizes: list[int] = []
-                    leaves = self.leaves.values()
                     product, size = linearise.saved_bytes(
-                        lambda: self._build(batch), sizes, held=leaves
+                        lambda: self._build(batch), held=self.leaves.values()
                     )
-                    self.largest = max(sizes, default=0)
                 elif mode == "samples":
                     product = self._build(batch)
                     size = batch.size * self.problem.num_parameters * self.dtype.itemsize
@@ -268,8 +266,6 @@ class Products:
         if memory is not None and self.kept < len(self.problem.share):
             room -= self.graph_bytes  # of a batch that is computed again
         most = room // max(self.graph_bytes, self.column_bytes, 1)
-        if self.device.type == "cpu":
-            most = min(most, HEAP // max(self.largest, 1))
         return int(max(1, min(BLOCK, most)))
 
     def _may_replay(self) -> bool:

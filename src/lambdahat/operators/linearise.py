@@ -605,20 +605,15 @@ def require_graph(tensors: Sequence[Tensor]) -> None:
         raise NotImplementedError("an operation of the model can be differentiated only once")
 
 
-def saved_bytes(
-    run: Callable[[], Any], sizes: list[int] | None = None, held: Iterable[Tensor] = ()
-) -> tuple[Any, int]:
+def saved_bytes(run: Callable[[], Any], held: Iterable[Tensor] = ()) -> tuple[Any, int]:
     """What ``run`` gives and the bytes its autograd graph saved, each storage once.
 
-    ``sizes`` gets the bytes of each saved tensor. The tensors ``held`` are kept without the graph
-    and do not count.
+    The tensors ``held`` are kept without the graph and do not count.
     """
     # held weakly, so that the address of one that was freed is not taken for it again
     seen: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        if sizes is not None:
-            sizes.append(tensor.nbytes)
         storage = tensor.untyped_storage()
         seen[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         # with its own node it would be a cycle that no collector sees; unpacking puts it back
