@@ -23,6 +23,5 @@ def test_freed_tensors_leave_their_pages_to_the_next() -> None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     page = resource.getpagesize()
-    assert new_pages() > 0.9 * sum(sizes) / page
     with keep_freed_pages(), keep_freed_pages():
         assert new_pages() < 1.2 * sizes[0] / page

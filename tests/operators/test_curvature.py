@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -577,3 +580,65 @@ def test_matrix_products_of_a_product(make, kernels: int, vectors: int) -> None:
         operator @ given
     multiplications = 2 * 6 * 5 + kernels * (5 * 4 + 4 * 3)
     assert count.get_total_flops() == 2 * 7 * vectors * multiplications
+
+
+class _LinearOutput(nn.Module):
+    """Two linear maps without bias, whose own passes do not follow their second derivatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+class _SharedLayer(nn.Module):
+    """One layer used three times, in a chain and around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.shared(torch.tanh(self.shared(x)))
+        return self.head(torch.relu(inner) + self.shared(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (_LinearOutput(), lambda z, y: (z * y.unsqueeze(1)).sum() / len(z)),
+        (_LinearOutput(), nn.CrossEntropyLoss()),
+        (_SharedLayer(), nn.CrossEntropyLoss()),
+    ],
+)
+def test_parts_that_layers_add_in_place_are_all_in_the_product(model: nn.Module, loss: Any) -> None:
+    """One by one and in a block, against plain double backward, over batches of unequal size."""
+    model = model.double()
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(7, 3, generator=rng, dtype=torch.float64), torch.arange(7) % 2
+    parameters = list(model.parameters())
+    grads = torch.autograd.grad(loss(model(x), y), parameters, create_graph=True)
+    flat = torch.cat([g.reshape(-1) for g in grads])
+    columns = [
+        torch.autograd.grad(one, parameters, retain_graph=True, materialize_grads=True)
+        for one in flat
+    ]
+    dense = torch.stack([torch.cat([c.reshape(-1) for c in column]) for column in columns])
+    operator = hessian(Problem(model, loss, [(x[:5], y[:5]), (x[5:], y[5:])]), mode="reverse")
+    eye = torch.eye(len(dense), dtype=torch.float64)
+    assert relative(operator @ eye, dense) < 1e-12
+    assert relative(torch.stack([operator @ unit for unit in eye]), dense) < 1e-12
+
+
+def test_threads_that_multiply_by_one_operator_do_not_mix() -> None:
+    operator = hessian(network("mlp"))
+    blocks = torch.randn(4, operator.dim, 3, generator=torch.Generator().manual_seed(0)).to(
+        operator.dtype
+    )
+    right = [operator @ block for block in blocks]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            for found, one in zip(pool.map(operator.__matmul__, blocks), right, strict=True):
+                assert relative(found, one) < 1e-12

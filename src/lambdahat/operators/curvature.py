@@ -73,6 +73,7 @@ class Products:
         self.device, self.stream = problem.device, side_stream(problem.device)
         self.cache: list[linearise.Product] = []
         self.vmaps, self.verified = not self.recomputes, False
+        self.why_alone = ""  # why the vectors of a block are multiplied one by one, or not captured
         # products captured as CUDA graphs, by their number of rows; None where that is no gain
         self.replays: dict[int, Callable[[Tensor], Tensor] | None] = {}
         budget: float | None = memory
@@ -152,9 +153,10 @@ class Products:
             size, miss = (torch.linalg.vector_norm(t) for t in (alone, found[0] - alone))
             if bool(miss <= allowed * size):
                 return found
+            self.why_alone = f"its first row is off by {float(miss / size):.2g}"
         # an operation without a batching rule
-        except (RuntimeError, NotImplementedError):
-            pass
+        except (RuntimeError, NotImplementedError) as error:
+            self.why_alone = f"{type(error).__name__}: {str(error)[:300]}"
         self.vmaps = False  # one by one from now on
         return self._apply(rows)
 
@@ -164,12 +166,20 @@ class Products:
             rows = rows.clone()
         pairs = zip(self.problem.space.split(rows), self.leaves.values(), strict=True)
         tangents = [piece.to(leaf.dtype) for piece, leaf in pairs]
+        # on a GPU more launches than one sum over all parameters
+        sums = None if rows.is_cuda else linearise.Sums(self.problem.space, rows)
+        if sums is not None and batched:  # or every batch would copy them to stack them
+            tangents = [tangent.contiguous() for tangent in tangents]
         total: list[Tensor] = []
         for i, (weight, batch) in enumerate(self.problem.share):
             if only is not None and i != only:
                 continue
             weight = weight if only is None else 1.0
             product = self.cache[i] if i < len(self.cache) else self._build(batch)
+            if sums is not None:
+                sums.weight = weight
+                sums.add(product(tangents, batched, sums))
+                continue
             parts = [part.to(self.dtype) for part in product(tangents, batched)]
             if total:
                 torch._foreach_add_(total, parts, alpha=weight)
@@ -177,6 +187,8 @@ class Products:
                 # not scaled in place: what autograd gives may be shared; and with one batch there
                 # is nothing to scale
                 total = parts if weight == 1.0 else list(torch._foreach_mul(parts, weight))
+        if sums is not None:
+            return sums.flat
         if not total:  # more ranks than batches
             return torch.zeros_like(rows)
         return torch.cat([part.reshape(*rows.shape[:-1], -1) for part in total], dim=-1)
@@ -311,7 +323,8 @@ class Products:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
             with torch.cuda.graph(graph, stream=self.stream):
                 result = run()
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError) as error:
+            self.why_alone = f"not captured: {type(error).__name__}: {str(error)[:300]}"
             torch.cuda.synchronize(self.device)
             return None
 
@@ -322,7 +335,8 @@ class Products:
 
         if batched:
             alone = _gpu_seconds(lambda: [self._apply(row.unsqueeze(0)) for row in rows])
-            if _gpu_seconds(lambda: replay(rows)) > alone:
+            if (together := _gpu_seconds(lambda: replay(rows))) > alone:
+                self.why_alone = f"{together:.2g} s in a block, {alone:.2g} s one by one"
                 return None
         return replay
 

@@ -17,7 +17,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, cast
 
@@ -25,6 +25,9 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import TransformType
+from torch._functorch.autograd_function import VmapInfo
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 from torch.func import grad, jvp, vmap
@@ -38,6 +41,7 @@ from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, as_tree, rows_of, take
 from lambdahat.problem.checkpointing import recomputing
+from lambdahat.problem.space import Space
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -73,11 +77,30 @@ class PlainLayers(TorchFunctionMode):
     These are linear layers, convolutions, frozen batch norms, ReLU and max-pooling. While
     ``signals_alone``, gradients are differentiated in the signals and not in inputs and weights:
     enough for Jv, and less work. A gradient that the model takes itself is never cut so.
+
+    In a ``one_pass`` a layer adds the gradient of its weight to ``sums``, if they are given and the
+    weight is one of the ``parameters``, and the gradient of its input to what its second derivative
+    ``began``. Autograd's own sums would be further passes over the largest tensors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__()
-        self.signals_alone = False
+        self.signals_alone = self.adds = False
+        self.sums: Sums | None = None
+        self.began: dict[_Linear, tuple[Tensor, Tensor]] = {}
+        self._slots = {id(parameter): i for i, parameter in enumerate(parameters)}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one_pass(self, sums: Sums | None) -> Iterator[None]:
+        """A backward pass, one at a time, in which layers add in place."""
+        with self._lock:
+            self.adds, self.sums = True, sums
+            try:
+                yield
+            finally:
+                self.adds, self.sums = False, None
+                self.began.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -87,17 +110,51 @@ class PlainLayers(TorchFunctionMode):
         prepared = PREPARE[func](*args, **kwargs) if func in PREPARE else None
         if prepared is None:
             return func(*args, **kwargs)
+        prepared[-1].slot = self._slots.get(id(prepared[1]))
         return _Layer.apply(*prepared, self)  # type: ignore[no-untyped-call]
+
+
+class Sums:
+    """Σ_b w_b A_b V as it grows from batch to batch: views of one tensor, one for each parameter.
+
+    ``weight`` is that of the batch whose products are added.
+    """
+
+    def __init__(self, space: Space, like: Tensor) -> None:
+        self.flat, self.weight = torch.zeros_like(like), 1.0
+        self.views = space.split(self.flat)
+
+    def add(self, parts: Sequence[Tensor | None]) -> None:
+        """Add the products of a batch, but for those that layers have added already."""
+        pairs = [(v, part) for v, part in zip(self.views, parts, strict=True) if part is not None]
+        if pairs:
+            views, given = zip(*pairs, strict=True)
+            same = [part.to(self.flat.dtype) for part in given]
+            torch._foreach_add_(views, same, alpha=self.weight)
+
+    def add_outer(self, slot: int, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Add gᵀx for the weight of a linear layer, one pair for each vector."""
+        view = self.views[slot]
+        for part, (g, x) in zip(view.reshape(-1, *view.shape[-2:]), pairs, strict=True):
+            rows = g.reshape(-1, g.shape[-1]).T
+            _add_product(part, rows, x.reshape(-1, x.shape[-1]), self.weight)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, weight: float = 1.0) -> None:
+    """Add to a matrix in place, not by ``addmm_``, which torch's counter of FLOPs overlooks."""
+    torch.addmm(total, left, right, alpha=weight, out=total)
 
 
 class _Linear:
     """The kernels of y = x ∗ w + b for a linear layer; other layers override them.
 
     ``axis`` is the place of the channels, ``stacks`` says whether several weights can be stacked as
-    channels, and ``slope`` is the part of the layer that is linear in x.
+    channels, ``slope`` is the part of the layer that is linear in x, and ``slot`` the place of the
+    weight among the parameters. Each call of a layer has kernels of its own.
     """
 
     stacks, slope = True, property(lambda self: self)
+    slot: int | None = None
 
     def axis(self, like: Tensor) -> int:
         return like.ndim - 1
@@ -107,13 +164,26 @@ class _Linear:
 
     def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> None:
         """Add x ∗ w to a signal, whose channels may be those of several vectors."""
-        signal.view(-1, len(weight)).addmm_(x.reshape(-1, x.shape[-1]), weight.T)
+        _add_product(signal.view(-1, len(weight)), x.reshape(-1, x.shape[-1]), weight.T)
 
     def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
         """(∂x, ∂w, ∂b), those that ``mask`` asks for."""
         rows = g.reshape(-1, g.shape[-1])
         own = rows.T @ x.reshape(-1, x.shape[-1]) if mask[1] else None
         return g @ weight if mask[0] else None, own, rows.sum(0) if mask[2] else None
+
+    def add_input(self, began: Tensor, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """``began`` + ∂x, in place; both may be those of several vectors."""
+        if not began.is_contiguous():
+            return began.add_(g @ weight)
+        _add_product(began.view(-1, weight.shape[1]), g.reshape(-1, len(weight)), weight)
+        return began
+
+    def sums(self, layers: PlainLayers, like: Tensor) -> Sums | None:
+        """Where the gradient of the weight is added, if it is."""
+        if layers.sums is None or self.slot is None or layers.sums.flat.dtype != like.dtype:
+            return None
+        return layers.sums
 
 
 class _Convolve(_Linear):
@@ -134,6 +204,12 @@ class _Convolve(_Linear):
     def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
         options = [len(weight)], *self.options, list(mask)
         return tuple(torch.ops.aten.convolution_backward(g, x, weight, *options))
+
+    def add_input(self, began: Tensor, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return began.add_(cast(Tensor, self.backward(g, x, weight, (True, False, False))[0]))
+
+    def sums(self, layers: PlainLayers, like: Tensor) -> None:
+        return None
 
 
 class _FrozenNorm(_Convolve):
@@ -248,10 +324,13 @@ class _Layer(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         mask, none = ctx.needs_input_grad[:3], (None, None)
         if not torch.is_grad_enabled():
-            return (*cast(Any, _Backward.apply)(ctx.kernels, g, x, weight, mask), *none)
+            _, began = ctx.layers.began.pop(ctx.kernels, none)
+            sums = ctx.kernels.sums(ctx.layers, g)
+            return (*_Backward.call(ctx.kernels, g, x, weight, mask, sums, began), *none)
         if ctx.layers.signals_alone:
             x, weight = x.detach(), weight.detach()
-        return (*cast(Any, _Gradient.apply)(ctx.kernels, g, x, weight, mask), *none)
+        given = ctx.kernels, g, x, weight, mask, ctx.layers
+        return (*cast(Any, _Gradient.apply)(*given), *none)
 
 
 class _Gradient(torch.autograd.Function):
@@ -259,10 +338,16 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kernels: _Linear, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]
+        ctx: Any,
+        kernels: _Linear,
+        g: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        mask: Sequence[bool],
+        layers: PlainLayers,
     ) -> Gradients:
         ctx.save_for_backward(g, x, weight)
-        ctx.kernels = kernels
+        ctx.kernels, ctx.layers = kernels, layers
         ctx.set_materialize_grads(False)
         return kernels.backward(g, x, weight, mask)
 
@@ -272,7 +357,7 @@ class _Gradient(torch.autograd.Function):
         """From tangents a, b, c of the gradients: ∂g = a∗w + x∗b + c, and ∂x, ∂w."""
         g, x, weight = ctx.saved_tensors
         kernels, needs = ctx.kernels, ctx.needs_input_grad
-        call, backward = cast(Any, _Signal.apply), cast(Any, _Backward.apply)
+        call, backward = _Signal.call, _Backward.call
         signal = entered = own = None
         if needs[1]:
             if a is not None or b is not None:
@@ -281,10 +366,13 @@ class _Gradient(torch.autograd.Function):
                 c = c.reshape(-1, *[1] * (g.ndim - 1 - kernels.axis(g)))
                 signal = c.expand_as(g) if signal is None else signal + c
         if needs[2] and b is not None:
-            entered = backward(kernels, g, x, b, (True, False, False))[0]
+            entered = backward(kernels, g, x, b, (True, False, False), None, None)[0]
+            if ctx.layers.adds:
+                ctx.layers.began[kernels], entered = (x, entered), None
         if needs[3] and a is not None:
-            own = backward(kernels.slope, g, a, weight, (False, True, False))[1]
-        return None, signal, entered, own, None
+            mask, sums = (False, True, False), kernels.sums(ctx.layers, g)
+            own = backward(kernels.slope, g, a, weight, mask, sums, None)[1]
+        return None, signal, entered, own, None, None
 
 
 class _Relu:
@@ -402,6 +490,32 @@ class _BlockRule(torch.autograd.Function):
         """Nothing is saved."""
 
     @classmethod
+    def call(cls, *args: Any) -> Any:
+        """What ``apply`` gives, at a tenth of its cost: it binds and flattens its arguments.
+
+        A product of a small network has as many microseconds of arithmetic.
+        """
+        if not torch._C._are_functorch_transforms_active():
+            return cls.forward(*args)
+        top: Any = retrieve_current_functorch_interpreter()
+        if top.key() != TransformType.Vmap:
+            return cls.apply(*args)  # type: ignore[no-untyped-call]
+        level, unwrap = top.level(), torch._C._functorch._unwrap_batched
+        given = [unwrap(a, level) if isinstance(a, Tensor) else (a, None) for a in args]
+        values, dims = zip(*given, strict=True)
+        with top.lower():
+            if all(dim is None for dim in dims):
+                return cls.forward(*values)
+            info = VmapInfo(top.batch_size(), top.randomness())
+            found, places = cast(Any, cls).vmap(info, dims, *values)
+        if isinstance(found, Tensor):
+            return torch._C._functorch._add_batch_dim(found, places, level)
+        return tuple(
+            t if d is None else torch._C._functorch._add_batch_dim(t, d, level)
+            for t, d in zip(found, places, strict=True)
+        )
+
+    @classmethod
     def one_by_one(cls, info: Any, dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
         """The rule for what does not stack: grouped convolutions, norms."""
         given = list(zip(args, dims, strict=True))
@@ -455,29 +569,59 @@ class _Signal(_BlockRule):
 
 
 class _Backward(_BlockRule):
-    """(∂x, ∂w, ∂b) of a layer from the signal g; those that ``mask`` asks for."""
+    """(∂x, ∂w, ∂b) of a layer from the signal g; those that ``mask`` asks for.
+
+    ∂w is added to ``sums`` and ∂x to what ``began``, where they are given.
+    """
 
     @staticmethod
     def forward(
-        kernels: _Linear, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]
+        kernels: _Linear,
+        g: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        mask: Sequence[bool],
+        sums: Sums | None,
+        began: Tensor | None,
     ) -> Gradients:
-        return kernels.backward(g, x, weight, mask)
+        if sums is not None and mask[1]:
+            assert kernels.slot is not None
+            # a block whose vectors all have this part has it in each row
+            count = sums.views[kernels.slot].numel() // weight.numel()
+            sums.add_outer(kernels.slot, [(g, x)] * count)
+            mask = mask[0], False, mask[2]
+        if began is None:
+            return kernels.backward(g, x, weight, mask)
+        _, own, bias = kernels.backward(g, x, weight, (False, *mask[1:]))
+        return kernels.add_input(began, g, x, weight), own, bias
 
     @staticmethod
     def vmap(info: Any, dims: Any, *args: Any) -> tuple[Any, Any]:
-        kernels, g, x, weight, mask = args
-        which = [i for i in range(1, 4) if dims[i] is not None]
-        if len(which) > 1 or not kernels.stacks:
+        kernels, g, x, weight, mask, sums, began = args
+        which = [i for i in (1, 2, 3, 6) if dims[i] is not None]
+        vectors, axis = info.batch_size, kernels.axis(x if 1 in which else g)
+        if sums is not None and mask[1]:
+            of_g, of_x = (
+                [t] * vectors if d is None else t.unbind(d) for t, d in ((g, dims[1]), (x, dims[2]))
+            )
+            sums.add_outer(kernels.slot, zip(of_g, of_x, strict=True))
+            mask = mask[0], False, mask[2]
+        if which not in ([1], [1, 6], [2], [3]) or not kernels.stacks:
+            args = kernels, g, x, weight, mask, None, began
             return _Backward.one_by_one(info, dims, *args)
-        vectors, axis = info.batch_size, kernels.axis(x if which == [1] else g)
         entered = own = bias = None
-        if which == [1]:  # a second pass: a signal for each vector
+        if 1 in which:  # a second pass: a signal for each vector
             g = g.movedim(dims[1], axis)
             if mask[0]:
                 folded = g.flatten(0, 1) if axis == 1 else g
                 like = x.new_empty(1).expand(len(folded), *x.shape[1:])
-                only_input = (True, False, False)
-                entered = cast(Tensor, kernels.backward(folded, like, weight, only_input)[0])
+                if began is None:
+                    only_input = (True, False, False)
+                    entered = cast(Tensor, kernels.backward(folded, like, weight, only_input)[0])
+                else:
+                    began = began.movedim(dims[6], axis)
+                    began = began.flatten(0, 1) if axis == 1 else began
+                    entered = kernels.add_input(began, folded, like, weight)
                 entered = entered.unflatten(0, g.shape[:2]) if axis == 1 else entered
             if mask[1] or mask[2]:
                 wide = weight.new_empty(vectors * len(weight), *weight.shape[1:])
@@ -518,7 +662,9 @@ def _with_vectors(tensor: Tensor, dim: int | None, vectors: int, axis: int) -> T
 
 Tangents = Sequence[Tensor]
 Leaves = dict[str, Tensor]
-Product = Callable[..., list[Tensor]]  # (tangents, batched=False) -> one tensor per parameter
+# one tensor per parameter; None where a layer has added it to the sums
+Parts = list[Any]
+Product = Callable[..., Parts]  # (tangents, batched=False, sums=None)
 Builder = Callable[[Problem, Leaves, Batch], Product]
 OutputMap = Callable[[list[Tensor]], list[Tensor]]
 
@@ -637,7 +783,7 @@ def leaves_of(problem: Problem, theta: Tensor) -> dict[str, Tensor]:
 def hessian_reverse(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
     """Reverse over reverse: the graph of ∇L is kept, and Hv is one backward pass through it."""
     parameters = list(leaves.values())
-    with PlainLayers():
+    with (layers := PlainLayers(parameters)):
         loss = problem.batch_loss(leaves, batch)
     grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
@@ -645,10 +791,10 @@ def hessian_reverse(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
     # not the gradients themselves, a vector for each batch
     kept = [get_gradient_edge(grads[i]) for i in live]
 
-    def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+    def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
         if not kept:  # a loss linear in every parameter
             return [torch.zeros_like(t) for t in tangents]
-        return _pull(kept, parameters, [tangents[i] for i in live], batched)
+        return _pull(kept, parameters, [tangents[i] for i in live], batched, layers, sums)
 
     return product
 
@@ -663,7 +809,7 @@ def hessian_forward(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
 
         return grad(loss)(parameters)  # type: ignore[no-any-return]
 
-    def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+    def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
         points = tuple(leaf.detach() for leaf in leaves.values())
         if batched:
             return list(vmap(lambda *t: jvp(gradient, points, t)[1])(*tangents))
@@ -698,7 +844,7 @@ def hessian_finite(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
             loss = problem.batch_loss(dict(zip(names, moved, strict=True)), batch)
         return list(torch.autograd.grad(loss, moved, materialize_grads=True))
 
-    def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+    def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
         if batched:
             return _one_by_one(product, tangents)
         size = torch.stack([t.double().norm() for t in tangents]).norm()
@@ -721,7 +867,7 @@ def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
 
     def build(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
         parameters = list(leaves.values())
-        with (layers := PlainLayers()):
+        with (layers := PlainLayers(parameters)):
             flat, spec = tree_flatten(as_tree(problem.output(leaves, batch)))
         outputs = [z for z in flat if isinstance(z, Tensor) and z.requires_grad]
         constant = [z.detach() if isinstance(z, Tensor) else z for z in flat]
@@ -735,13 +881,13 @@ def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
         require_graph([grads[i] for i in live])
         kept = [get_gradient_edge(grads[i]) for i in live]
 
-        def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+        def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
             forward = _pull(kept, seeds, [tangents[i] for i in live], batched)
             if batched:
                 forward = list(vmap(lambda *u: tuple(multiply(list(u))))(*forward))
             else:
                 forward = multiply(forward)
-            return _pull(outputs, parameters, list(forward), batched)
+            return _pull(outputs, parameters, forward, batched, layers, sums)
 
         return product
 
@@ -752,7 +898,7 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
     """JᵀMJv with dual numbers for Jv and one backward pass for Jᵀ; nothing is kept."""
 
     def build(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
-        def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+        def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
             if batched:
                 return _one_by_one(product, tangents)
             parameters = [leaf.detach().requires_grad_() for leaf in leaves.values()]
@@ -797,7 +943,7 @@ def sample_gradients(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
         rows = torch.stack([gradient(*sample) for sample in zip(*columns, strict=True)])
     sizes = [point.numel() for point in points.values()]
 
-    def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+    def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
         lead = (len(tangents[0]),) if batched else ()
         flat = torch.cat([t.reshape(*lead, -1) for t in tangents], dim=-1)
         pieces = ((flat @ rows.T) @ rows / batch.size).split(sizes, dim=-1)
@@ -927,16 +1073,46 @@ def _smooth(value: Any) -> bool:
 
 
 def _pull(
-    outputs: Sequence[Any], inputs: Sequence[Tensor], seeds: Sequence[Tensor], batched: bool
-) -> list[Tensor]:
-    """A backward pass that keeps its graph; inputs that are not reached get zeros."""
+    outputs: Sequence[Any],
+    inputs: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    batched: bool,
+    layers: PlainLayers | None = None,
+    sums: Sums | None = None,
+) -> Parts:
+    """A backward pass that keeps its graph; inputs that are not reached get zeros.
+
+    With ``sums`` they get None, and so do those whose gradients the ``layers`` added to ``sums``.
+    """
+    reached = list(range(len(inputs)))
+
+    def once(outputs: Sequence[Any], seeds: Sequence[Tensor]) -> Parts:
+        options = {"retain_graph": True, "allow_unused": True}
+        return list(torch.autograd.grad(outputs, inputs, seeds, **options))
 
     def pull(*seeds: Tensor) -> tuple[Tensor, ...]:
-        options = {"retain_graph": True, "materialize_grads": True}
-        return torch.autograd.grad(outputs, inputs, seeds, **options)
+        nonlocal reached
+        grads = once(outputs, seeds)
+        # of a layer whose own backward pass did not come afterwards, as where the loss is linear
+        while layers is not None and layers.began:
+            left, entered = zip(*layers.began.values(), strict=True)
+            layers.began.clear()
+            pairs = zip(grads, once(left, entered), strict=True)
+            grads = [b if a is None else a if b is None else a + b for a, b in pairs]
+        if sums is None:
+            every = zip(grads, inputs, strict=True)
+            return tuple(torch.zeros_like(z) if g is None else g for g, z in every)
+        reached = [i for i, g in enumerate(grads) if g is not None]
+        # vmap wants to return something
+        return (*(g for g in grads if g is not None), seeds[0].new_zeros(()))
 
-    # not is_grads_batched, whose vmap is an older one with fewer rules
-    return list((vmap(pull) if batched else pull)(*seeds))
+    with nullcontext() if layers is None else layers.one_pass(sums):
+        # not is_grads_batched, whose vmap is an older one with fewer rules
+        found = (vmap(pull) if batched else pull)(*seeds)
+    parts: Parts = [None] * len(inputs)
+    for i, part in zip(reached, found, strict=False):
+        parts[i] = part
+    return parts
 
 
 def _tangent(gradient: Tensor | None, like: Tensor) -> Tensor:
