@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -64,34 +64,43 @@ def default_context() -> Iterator[None]:
 
 
 class _FreedPages:
-    """What glibc does with memory that is freed: by default it goes back to the system."""
+    """What glibc does with memory that is freed: by default it goes back to the system.
+
+    A block of more than ``largest`` bytes has pages of its own outside a ``held`` section.
+    """
 
     # mallopt's names of its settings (malloc.h)
     TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
-    # largest block that glibc ever takes from its heap by itself, and maps at most
+    # what glibc raises its threshold to by itself, at most, and how many blocks it maps
     LARGEST, MAPS = 1 << 25, 65536
 
     def __init__(self) -> None:
-        self._lock, self._users = threading.Lock(), 0
+        self._lock, self._users, self.largest = threading.Lock(), 0, self.LARGEST
         given = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"}
         tunables = os.environ.get("GLIBC_TUNABLES", "")
         self._tuned = bool(given & os.environ.keys()) or "malloc" in tunables
 
-    def _set(self, trim: int, maps: int) -> None:
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(self.MMAP_THRESHOLD, self.LARGEST)
-            mallopt(self.TRIM_THRESHOLD, trim)
-            mallopt(self.MMAP_MAX, maps)
+    def _set(self, **values: int) -> None:
+        if sys.platform.startswith("linux"):
+            with suppress(AttributeError, OSError):  # another C library
+                mallopt = ctypes.CDLL(None).mallopt
+                for name, value in values.items():
+                    mallopt(getattr(self, name), value)
+
+    def lower(self, largest: int) -> None:
+        with self._lock:
+            if largest < self.largest:
+                self.largest = largest
+                self._set(MMAP_THRESHOLD=largest)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        if self._tuned or not sys.platform.startswith("linux"):
+        if self._tuned or self.largest < self.LARGEST:
             yield
             return
         with self._lock:
             if not self._users:
-                self._set(2**31 - 1, 0)
+                self._set(TRIM_THRESHOLD=2**31 - 1, MMAP_MAX=0)
             self._users += 1
         try:
             yield
@@ -100,7 +109,8 @@ class _FreedPages:
                 self._users -= 1
                 if not self._users:
                     # what glibc sets by itself once a tensor of 32 MiB has been freed
-                    self._set(2 * self.LARGEST, self.MAPS)
+                    trim = 2 * self.LARGEST
+                    self._set(MMAP_THRESHOLD=self.largest, TRIM_THRESHOLD=trim, MMAP_MAX=self.MAPS)
 
 
 _freed_pages = _FreedPages()
@@ -110,9 +120,19 @@ def keep_freed_pages() -> AbstractContextManager[None]:
     """Keep the memory of tensors that are freed inside for those that come next.
 
     The kernel clears every new page, which takes longer than a pass over it. Afterwards memory goes
-    back to the system as before. A user's own settings of malloc stay, and so do other allocators.
+    back to the system as before. Does nothing after ``give_back_pages``, with a user's own settings
+    of malloc, or with another C library.
     """
     return _freed_pages.held()
+
+
+def give_back_pages(largest: int) -> None:
+    """Have the C library return freed blocks of more than ``largest`` bytes to the system.
+
+    glibc keeps freed blocks of up to 32 MiB, and vectors of many sizes leave holes between them.
+    This holds for the whole process, and costs some time.
+    """
+    _freed_pages.lower(largest)
 
 
 _sides = threading.local()

@@ -7,8 +7,6 @@ bytes of all tensors that live at the same time; batches are then cut to as many
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -19,29 +17,13 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lambdahat._core.device import OperationWatch
+from lambdahat._core.device import OperationWatch, give_back_pages
 from lambdahat.problem.batches import Batch, Batches, take
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.distributed import splits
 from lambdahat.problem.evaluators import AnyEvaluator, Evaluator, Parameters
 
 PASS, GRAPHS = 0.25, 0.25
-M_MMAP_THRESHOLD = -3  # of malloc.h
-_threshold = 1 << 25  # what glibc raises it to by itself, at most
-
-
-def give_back_blocks(memory: int) -> None:
-    """Have the C library return freed blocks of a 256th of a budget to the system.
-
-    glibc keeps freed blocks of up to 32 MiB, and vectors of many sizes leave holes between them.
-    This holds for the whole process, and costs some time.
-    """
-    global _threshold
-    wanted = max(memory // 256, 1 << 17)
-    if wanted < _threshold and sys.platform.startswith("linux"):
-        with suppress(AttributeError, OSError):  # another C library
-            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, wanted)
-            _threshold = wanted
 
 
 class LiveBytes(OperationWatch):
@@ -142,7 +124,7 @@ def cut_to_fit(
 ) -> Batches:
     """The batches, cut where a pass would exceed a quarter of ``memory`` and the loss allows it."""
     if batches.device.type == "cpu":
-        give_back_blocks(memory)
+        give_back_pages(max(memory // 256, 1 << 17))
     allowed, largest = PASS * memory, max(batches.sizes)
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     first = next(batch for batch in batches if batch.size == largest)
