@@ -167,7 +167,7 @@ class Products:
         pairs = zip(self.problem.space.split(rows), self.leaves.values(), strict=True)
         tangents = [piece.to(leaf.dtype) for piece, leaf in pairs]
         # on a GPU more launches than one sum over all parameters
-        sums = None if rows.is_cuda else linearise.Sums(self.problem.space, rows)
+        sums = None if rows.is_cuda else linearise.ProductSums(self.problem.space, rows)
         if sums is not None and batched:  # or every batch would copy them to stack them
             tangents = [tangent.contiguous() for tangent in tangents]
         total: list[Tensor] = []

@@ -86,13 +86,13 @@ class PlainLayers(TorchFunctionMode):
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__()
         self.signals_alone = self.adds = False
-        self.sums: Sums | None = None
+        self.sums: ProductSums | None = None
         self.began: dict[_Linear, tuple[Tensor, Tensor]] = {}
         self._slots = {id(parameter): i for i, parameter in enumerate(parameters)}
         self._lock = threading.Lock()
 
     @contextmanager
-    def one_pass(self, sums: Sums | None) -> Iterator[None]:
+    def one_pass(self, sums: ProductSums | None) -> Iterator[None]:
         """A backward pass, one at a time, in which layers add in place."""
         with self._lock:
             self.adds, self.sums = True, sums
@@ -114,7 +114,7 @@ class PlainLayers(TorchFunctionMode):
         return _Layer.apply(*prepared, self)  # type: ignore[no-untyped-call]
 
 
-class Sums:
+class ProductSums:
     """Σ_b w_b A_b V as it grows from batch to batch: views of one tensor, one for each parameter.
 
     ``weight`` is that of the batch whose products are added.
@@ -179,7 +179,7 @@ class _Linear:
         _add_product(began.view(-1, weight.shape[1]), g.reshape(-1, len(weight)), weight)
         return began
 
-    def sums(self, layers: PlainLayers, like: Tensor) -> Sums | None:
+    def sums(self, layers: PlainLayers, like: Tensor) -> ProductSums | None:
         """Where the gradient of the weight is added, if it is."""
         if layers.sums is None or self.slot is None or layers.sums.flat.dtype != like.dtype:
             return None
@@ -581,7 +581,7 @@ class _Backward(_BlockRule):
         x: Tensor,
         weight: Tensor,
         mask: Sequence[bool],
-        sums: Sums | None,
+        sums: ProductSums | None,
         began: Tensor | None,
     ) -> Gradients:
         if sums is not None and mask[1]:
@@ -791,7 +791,9 @@ def hessian_reverse(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
     # not the gradients themselves, a vector for each batch
     kept = [get_gradient_edge(grads[i]) for i in live]
 
-    def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
+    def product(
+        tangents: Tangents, batched: bool = False, sums: ProductSums | None = None
+    ) -> Parts:
         if not kept:  # a loss linear in every parameter
             return [torch.zeros_like(t) for t in tangents]
         return _pull(kept, parameters, [tangents[i] for i in live], batched, layers, sums)
@@ -809,7 +811,9 @@ def hessian_forward(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
 
         return grad(loss)(parameters)  # type: ignore[no-any-return]
 
-    def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
+    def product(
+        tangents: Tangents, batched: bool = False, sums: ProductSums | None = None
+    ) -> Parts:
         points = tuple(leaf.detach() for leaf in leaves.values())
         if batched:
             return list(vmap(lambda *t: jvp(gradient, points, t)[1])(*tangents))
@@ -844,7 +848,9 @@ def hessian_finite(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
             loss = problem.batch_loss(dict(zip(names, moved, strict=True)), batch)
         return list(torch.autograd.grad(loss, moved, materialize_grads=True))
 
-    def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
+    def product(
+        tangents: Tangents, batched: bool = False, sums: ProductSums | None = None
+    ) -> Parts:
         if batched:
             return _one_by_one(product, tangents)
         size = torch.stack([t.double().norm() for t in tangents]).norm()
@@ -881,7 +887,9 @@ def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
         require_graph([grads[i] for i in live])
         kept = [get_gradient_edge(grads[i]) for i in live]
 
-        def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
+        def product(
+            tangents: Tangents, batched: bool = False, sums: ProductSums | None = None
+        ) -> Parts:
             forward = _pull(kept, seeds, [tangents[i] for i in live], batched)
             if batched:
                 forward = list(vmap(lambda *u: tuple(multiply(list(u))))(*forward))
@@ -898,7 +906,9 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
     """JᵀMJv with dual numbers for Jv and one backward pass for Jᵀ; nothing is kept."""
 
     def build(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
-        def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
+        def product(
+            tangents: Tangents, batched: bool = False, sums: ProductSums | None = None
+        ) -> Parts:
             if batched:
                 return _one_by_one(product, tangents)
             parameters = [leaf.detach().requires_grad_() for leaf in leaves.values()]
@@ -943,7 +953,9 @@ def sample_gradients(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
         rows = torch.stack([gradient(*sample) for sample in zip(*columns, strict=True)])
     sizes = [point.numel() for point in points.values()]
 
-    def product(tangents: Tangents, batched: bool = False, sums: Sums | None = None) -> Parts:
+    def product(
+        tangents: Tangents, batched: bool = False, sums: ProductSums | None = None
+    ) -> Parts:
         lead = (len(tangents[0]),) if batched else ()
         flat = torch.cat([t.reshape(*lead, -1) for t in tangents], dim=-1)
         pieces = ((flat @ rows.T) @ rows / batch.size).split(sizes, dim=-1)
@@ -1078,7 +1090,7 @@ def _pull(
     seeds: Sequence[Tensor],
     batched: bool,
     layers: PlainLayers | None = None,
-    sums: Sums | None = None,
+    sums: ProductSums | None = None,
 ) -> Parts:
     """A backward pass that keeps its graph; inputs that are not reached get zeros.
 
