@@ -633,6 +633,9 @@ def main(folder, sizes=(1, 2, 4)):
     torch.set_num_threads(1)
     for name in ("arviz_stats.base", "torch._dynamo"):  # what every rank would import on its way
         importlib.import_module(name)
+    # else every rank searches, and thereby copies, all that was imported when it looks for garbage
+    gc.collect()
+    gc.freeze()
     *failing, hung = forked(4, failing_rank, folder)
     codes = {str(size): exit_codes(forked(size, rank_of_a_world, folder)) for size in sizes}
     codes["failing"] = exit_codes(failing)

@@ -19,14 +19,18 @@ TRAIN = TRAIN[0][:300], TRAIN[1][:300]
 TEST = TEST[0][:100], TEST[1][:100]
 
 
-def network(seed: int = 0) -> nn.Sequential:
+def network(seed: int = 0, width: int = 16) -> nn.Sequential:
     """A perceptron with batch norm and dropout, so that both statistics and random draws must
     survive.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 10)
+            nn.Linear(64, width),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(width, 10),
         )
 
 
@@ -43,7 +47,9 @@ class Setup:
     """
 
     def __init__(self, kind: str = "sgd", model: nn.Module | None = None) -> None:
-        self.model = network() if model is None else model
+        # the exact method takes all eigenvectors of a matrix of the size of the model
+        width = 4 if kind == "exact" else 16
+        self.model = network(width=width) if model is None else model
         self.problem = Problem(self.model, "cross_entropy", TRAIN)
         self.optimizer, self.options = KINDS[kind](self.model)
 
