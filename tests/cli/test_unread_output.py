@@ -37,10 +37,12 @@ COMMANDS = {  # before it writes into a pipe Python keeps 8,192 bytes
 # Forks one process for each command and place to write to, and says how they ended: the package is
 # imported once.
 STARTER = """
-import json, os, sys
+import gc, json, os, sys
 import lambdahat.cli.app
 from lambdahat.experiments.published import every
 every()  # imported here, once
+gc.collect()
+gc.freeze()  # what is imported need not be searched, and copied, in every process
 
 reader, writer = os.pipe()
 os.close(reader)

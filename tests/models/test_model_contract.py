@@ -20,7 +20,7 @@ WHOLE = 100_000  # parameters up to which curvature is checked for all of them a
 
 def shape_of(entry):
     """One sample: a small image, of the side that the network asks for."""
-    return (12,) if entry.takes == "vectors" else (3, entry.side or 32, entry.side or 32)
+    return (12,) if entry.takes == "vectors" else (3, entry.side or 16, entry.side or 16)
 
 
 def build(name, seed=0):

@@ -58,12 +58,12 @@ class TestFiniteDifferences(OperatorContract):
     @pytest.fixture(scope="class")
     @classmethod
     def operator(cls) -> LinearOperator:
-        return hessian(network("transformer"), mode="finite")
+        return hessian(classifier(activation="tanh"), mode="finite")
 
     @pytest.fixture(scope="class")
     @classmethod
     def dense(cls) -> Tensor:
-        return dense_hessian(network("transformer"))
+        return dense_hessian(classifier(activation="tanh"))
 
 
 class TestGaussNewton(OperatorContract):

@@ -4,6 +4,7 @@ it.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -181,20 +182,21 @@ def rescaled(problem: Problem, factor: float) -> Problem:
     )
 
 
+@cache
+def in_unit(unit, kernel):
+    """The coefficient of a regression whose parameters are ``unit`` times as large."""
+    x, y = normal(300, 6), normal(300)
+    start = {"w": unit * torch.linalg.lstsq(x, y).solution}
+    problem = Problem.from_function(
+        lambda p, b: 0.5 * (b[1] - b[0] @ p["w"] / unit).square().mean(), start, (x, y)
+    )
+    return llc(problem, kernel=kernel, max_gradients=2400)
+
+
 @pytest.mark.parametrize("kernel", ["kinetic", "sgld", "hmc"])
 @pytest.mark.parametrize("factor", [30.0, 1e9, 1e-9])
 def test_parameters_in_another_unit_have_the_same_coefficient(kernel, factor):
-    x, y = normal(300, 6), normal(300)
-    best = torch.linalg.lstsq(x, y).solution
-
-    def made(unit: float) -> Problem:
-        return Problem.from_function(
-            lambda p, b: 0.5 * (b[1] - b[0] @ p["w"] / unit).square().mean(),
-            {"w": unit * best},
-            (x, y),
-        )
-
-    plain, moved = (llc(made(unit), kernel=kernel, max_gradients=2400) for unit in (1.0, factor))
+    plain, moved = in_unit(1.0, kernel), in_unit(factor, kernel)
     assert moved.localization * factor**2 == pytest.approx(plain.localization)
     length = factor if kernel == "kinetic" else factor**2
     assert moved.step_size == pytest.approx(length * plain.step_size, rel=1e-3)

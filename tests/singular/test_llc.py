@@ -238,7 +238,7 @@ def test_wbic_is_the_mean_loss_over_all_samples(default):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "by_parameter"), [("hmc", False), ("hmc", True), ("kinetic", True), ("sgld", False)]
+    ("kernel", "by_parameter"), [("hmc", True), ("kinetic", True), ("sgld", False)]
 )
 def test_the_sensitivity_is_that_of_a_quadratic(kernel, by_parameter):
     """λ̂ = ½Σ nβh/a with a = nβh + γ: dλ̂/d ln γ = −½Σ nβhγ/a², and dλ̂/d ln nβ is the opposite."""
@@ -285,7 +285,7 @@ def test_some_parameters_only():
 
 def test_a_kernel_with_its_own_settings():
     h, nbeta = [1.0, 2.0, 5.0], 500.0
-    found = llc(bowl(h), kernel=hmc(2e-4, nbeta, 3.0, leapfrog=10), draws=1500, burn_in=50)
+    found = llc(bowl(h), kernel=hmc(2e-4, nbeta, 3.0, leapfrog=10), draws=500, burn_in=50)
     assert (found.nbeta, found.localization, found.temperature) == (
         nbeta,
         3.0,
