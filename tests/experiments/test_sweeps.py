@@ -45,12 +45,20 @@ def test_rows_hold_their_cells_in_the_order_of_the_grid(tmp_path):
     ]
 
 
-def test_two_workers_give_the_rows_of_one(tmp_path):
-    alone = sweep(toy(), tmp_path / "one", scale="cpu")
-    together = sweep(toy(), tmp_path / "two", scale="cpu", jobs=2)
+def test_two_workers_give_the_rows_of_one(tmp_path, monkeypatch):
+    """And keep which data they read."""
+    monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "data"))
+    write_images(tmp_path / "data" / "mnist", 7)
+    alone = sweep(on_images(), tmp_path / "one", scale="cpu")
+    together = sweep(on_images(), tmp_path / "two", scale="cpu", jobs=2)
     assert records(alone) == records(together)
     assert [facts["threads"] for facts in made(together)] == ["1"] * 8
+    (used,) = {facts[store.DATA] for facts in made(alone) + made(together)}
+    assert used.startswith("mnist ")
     assert not multiprocessing.active_children()
+    write_images(tmp_path / "data" / "mnist", 9)
+    with pytest.raises(ValueError, match="must have been made with the data that are here"):
+        sweep(on_images(), tmp_path / "two", scale="cpu", jobs=2)
 
 
 def test_a_finished_cell_is_not_run_again(tmp_path):
@@ -510,8 +518,9 @@ def test_nothing_is_started_for_no_cells(tmp_path, monkeypatch):
 
 
 def on_images(**changes) -> Experiment:
-    """Cells that load a data set below LAMBDAHAT_DATA, and a file that may be there."""
+    """Cells that also load a data set below LAMBDAHAT_DATA, and a file that may be there."""
     experiment = toy(**changes)
+    rows_of = experiment.run
 
     def run(cell, device):
         from lambdahat.data.catalogue import load
@@ -519,7 +528,8 @@ def on_images(**changes) -> Experiment:
 
         x, _ = load("mnist", verify=False, normalization="raw").train
         there = outside_file("graphs", "a-graph") is not None
-        return [{"value": float(x.float().mean()) + cell["rate"], "there": there}]
+        mean = float(x.float().mean()) + cell["rate"]
+        return [{**row, "mean": mean, "there": there} for row in rows_of(cell, device)]
 
     object.__setattr__(experiment, "run", run)
     return experiment
@@ -540,12 +550,11 @@ def write_images(folder: Path, value: int, packed: bool = False) -> None:
         )
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_rows_of_other_data_are_refused(tmp_path, monkeypatch, jobs):
+def test_rows_of_other_data_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "data"))
     write_images(tmp_path / "data" / "mnist", 7)
-    first = sweep(on_images(), tmp_path / "out", scale="smoke", only="rate=0.5", jobs=jobs)
-    assert {row["value"] for row in first.rows()} == {7.5}
+    first = sweep(on_images(), tmp_path / "out", scale="smoke", only="rate=0.5")
+    assert {row["mean"] for row in first.rows()} == {7.5}
     (used,) = {facts[store.DATA] for facts in made(first)}
     assert used.startswith("mnist ")
     assert used.endswith("graphs/a-graph absent")
@@ -556,7 +565,7 @@ def test_rows_of_other_data_are_refused(tmp_path, monkeypatch, jobs):
     ):
         sweep(on_images(), tmp_path / "out", scale="smoke")
     write_images(tmp_path / "data" / "mnist", 7, packed=True)  # the same data again
-    assert len(sweep(on_images(), tmp_path / "out", scale="smoke").rows()) == 4
+    assert len(sweep(on_images(), tmp_path / "out", scale="smoke").rows()) == 12
     graphs = tmp_path / "data" / "graphs"
     graphs.mkdir()
     (graphs / "a-graph.txt").write_text("0 1\n")
@@ -565,7 +574,7 @@ def test_rows_of_other_data_are_refused(tmp_path, monkeypatch, jobs):
     fresh = sweep(on_images(), tmp_path / "out", scale="smoke", resume=False)
     assert {row["there"] for row in fresh.rows()} == {True}
     shutil.rmtree(tmp_path / "data")  # what is stored can be read without the data
-    assert len(sweep(on_images(), tmp_path / "out", scale="smoke").rows()) == 4
+    assert len(sweep(on_images(), tmp_path / "out", scale="smoke").rows()) == 12
 
 
 def test_a_worker_with_other_data_adds_no_rows(tmp_path, monkeypatch):
@@ -584,7 +593,7 @@ def test_a_worker_with_other_data_adds_no_rows(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sweeps.BACKENDS, "dask", elsewhere)
     store = sweep(on_images(), tmp_path / "out", scale="smoke", backend="dask", address="there")
-    assert {row["value"] - row["rate"] for row in store.rows()} == {7.0}
+    assert {row["mean"] - row["rate"] for row in store.rows()} == {7.0}
     ((_, error),) = store.errors()
     assert "made with other data than the cells before: mnist" in error
 
@@ -598,7 +607,7 @@ def test_stores_of_early_versions_do_not_know_their_data(tmp_path, monkeypatch):
         connection.execute("DROP TABLE digests")
     write_images(tmp_path / "data" / "mnist", 9)
     assert {
-        row["value"] - row["rate"]
+        row["mean"] - row["rate"]
         for row in sweep(on_images(), tmp_path / "out", scale="smoke").rows()
     } == {7.0}
 
