@@ -8,11 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock  # torch brings it
 
 import lambdahat as lh
 from lambdahat.problem.distributed import HEADER, Ranks, _read, _unlike, pieces
@@ -24,9 +24,12 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 @pytest.fixture(scope="module")
-def folder():
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
+def folder(tmp_path_factory):
+    """One folder for all processes that run these tests, so that the worlds run once."""
+    own = tmp_path_factory.getbasetemp()
+    place = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "worlds"
+    place.mkdir(exist_ok=True)
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,17 @@ def exit_codes(folder):
     """Of every rank of every world, and of three of the four ranks of which one ends and one
     hangs.
     """
+    codes = folder / "exit-codes.json"
+    with FileLock(folder / "lock"):
+        if not codes.is_file():
+            run_worlds(folder)
+    codes = json.loads(codes.read_text(encoding="utf-8"))
+    for size in SIZES:
+        assert codes[str(size)] == [0] * size, (folder / "errors.txt").read_text()[-4000:]
+    return codes
+
+
+def run_worlds(folder):
     process = subprocess.Popen(
         [sys.executable, Path(__file__).with_name("world.py"), folder],
         env=ENVIRONMENT,
@@ -43,14 +57,11 @@ def exit_codes(folder):
     )
     try:
         _, errors = process.communicate(timeout=600)
+        (folder / "errors.txt").write_text(errors, encoding="utf-8")
         assert process.returncode == 0, errors[-4000:]
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    codes = json.loads((folder / "exit-codes.json").read_text(encoding="utf-8"))
-    for size in SIZES:
-        assert codes[str(size)] == [0] * size, errors[-4000:]
-    return codes
 
 
 @pytest.fixture(scope="module")
