@@ -118,10 +118,10 @@ class Tied(nn.Module):
 class Block(nn.Module):
     """One transformer block and a linear reading of its mean."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 6, hidden: int = 8) -> None:
         super().__init__()
-        self.block = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.1, batch_first=True)
-        self.last = nn.Linear(4, 3)
+        self.block = nn.TransformerEncoderLayer(width, 2, hidden, dropout=0.1, batch_first=True)
+        self.last = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.block(x).mean(dim=1))
@@ -165,7 +165,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (_perceptron, (4,)),
     "lenet": (small_lenet, (1, 10, 10)),
     "batch-norm": (normed, (2, 8, 8)),
-    "transformer": (Block, (3, 4)),
+    "transformer": (lambda: Block(4, 6), (3, 4)),
     "tied": (Tied, (5,)),
 }
 

@@ -48,7 +48,7 @@ class Branching(nn.Module):
 def attention() -> Problem:
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        model, x = Block().double().eval(), torch.randn(6, 3, 4).double()
+        model, x = Block().double().eval(), torch.randn(6, 3, 6).double()
     start = {name: tensor.detach() for name, tensor in model.named_parameters()}
     return Problem.from_function(
         lambda p, b: functional_call(model, p, (b,)).square().mean(), start, x, batch_size=4
