@@ -1,5 +1,7 @@
 """The benchmark on a GPU, at tiny sizes."""
 
+import math
+
 import pytest
 import torch
 
@@ -18,5 +20,5 @@ def test_every_family_that_runs_on_a_gpu():
     assert {"HVP", "trace to 1 %", "chain-step", "KFAC step", "NGD step of ten seeds"} <= {
         row.work for row in ours
     }
-    assert not [row.note for row in ours if row.note]
+    assert not [(row.work, row.case, row.note) for row in ours if math.isnan(row.seconds)]
     assert all(row.accurate for row in ours)
