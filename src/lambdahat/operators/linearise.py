@@ -133,16 +133,20 @@ class ProductSums:
             torch._foreach_add_(views, same, alpha=self.weight)
 
     def add_outer(self, slot: int, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Add gᵀx for the weight of a linear layer, one pair for each vector."""
+        """Add gᵀx for the weight of a linear layer, one pair for each vector.
+
+        Not as one product with the sum as its start, which would round the terms of every sample to
+        the sum of all batches: the error would grow as √n.
+        """
         view = self.views[slot]
         for part, (g, x) in zip(view.reshape(-1, *view.shape[-2:]), pairs, strict=True):
             rows = g.reshape(-1, g.shape[-1]).T
-            _add_product(part, rows, x.reshape(-1, x.shape[-1]), self.weight)
+            part.add_(rows @ x.reshape(-1, x.shape[-1]), alpha=self.weight)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor, weight: float = 1.0) -> None:
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add to a matrix in place, not by ``addmm_``, which torch's counter of FLOPs overlooks."""
-    torch.addmm(total, left, right, alpha=weight, out=total)
+    torch.addmm(total, left, right, out=total)
 
 
 class _Linear:
