@@ -10,7 +10,6 @@ import pytest
 
 from lambdahat._core import device
 
-
 PAGES = """
 import resource
 import torch
