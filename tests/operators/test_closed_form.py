@@ -650,8 +650,8 @@ def residual_network(classes: int = 40, dtype: torch.dtype = torch.float64) -> P
     return Problem(model, loss, (x, y), batch_size=10, norm="eval")
 
 
-class TestRoundsOfSigns:
-    """Random signs of all factors in the place of the factors."""
+class TestRounds:
+    """Random sums of all factors in the place of the factors."""
 
     @pytest.mark.parametrize("loss", ["weighted", "probabilities", "positions", "mse", "bce"])
     def test_mean_over_all_signs_is_the_curvature(self, loss: str) -> None:
@@ -671,7 +671,7 @@ class TestRoundsOfSigns:
         width = output[0].numel()
         patterns = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * width)
         signs = patterns.reshape(-1, 1, *shape[1:]).expand(-1, *shape)
-        roots = made.signed_root(output, target, signs).flatten(2)
+        roots = made.root_product(output, target, signs).flatten(2)
         found = torch.einsum("rbi,rbj->bij", roots, roots) / len(patterns)
         multiply = made.product(output, target)
         columns = [
@@ -689,7 +689,7 @@ class TestRoundsOfSigns:
         monkeypatch.setattr(closed_form, "MAX_ROUNDS", 512)
         make, shape, _ = MODELS[name]
         problem = problem_of(make, shape)
-        found, exact = ggn(problem).sampled_trace(0.04, 0), float(dense_ggn(problem).trace())
+        found, exact = ggn(problem).sampled_trace(0.06, 0), float(dense_ggn(problem).trace())
         assert found is not None
         assert found.status is Status.CONVERGED
         assert abs(found.value - exact) < 4 * found.stderr < 0.1 * exact
@@ -708,7 +708,7 @@ class TestRoundsOfSigns:
             chance = stats.t.cdf((found.value - exact) / found.stderr, found.dof)
             scores.append(float(stats.norm.ppf(chance)))
         z = torch.tensor(scores)
-        assert max(costs) <= 16  # an exact trace takes 39 signals
+        assert max(costs) <= 32  # an exact trace takes 39 signals
         assert abs(float(z.mean())) < 4 / math.sqrt(200)
         assert 0.6 < float(z.var()) < 1.4  # 4 standard deviations of a variance of 200 scores
         assert float((z.abs() < 1.96).double().mean()) > 0.9
@@ -778,3 +778,22 @@ def test_gradients_of_a_layer(layer: nn.Module, shape: tuple[int, ...]) -> None:
         layer.named_parameters(), torch.autograd.grad(z, layer.parameters(), delta), strict=True
     ):
         torch.testing.assert_close(found[name], slope)
+
+
+@pytest.mark.parametrize("tol", [0.5, 0.1])
+def test_one_sample_that_makes_up_the_trace_is_seen(tol: float) -> None:
+    """49 samples that the network is sure of, and one between two classes: signs would give it 0 or
+    twice its share, and four equal rounds in an eighth of the seeds.
+    """
+    classes, count = 40, 50
+    model = nn.Linear(classes, classes, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(30 * torch.eye(classes))
+    labels = torch.arange(count) % classes
+    inputs = torch.eye(classes).double()[labels]
+    inputs[0, 7] = 1.0
+    problem = Problem(model, "cross_entropy", (inputs, labels))
+    exact = trace(hessian(problem), method="exact").value
+    found = [trace(hessian(problem), tol=tol, seed=seed) for seed in range(60)]
+    assert all(abs(e.value - exact) <= 5 * e.stderr + 1e-9 * exact for e in found if e.status.ok)
+    assert any(e.status.ok for e in found)

@@ -643,3 +643,27 @@ def test_threads_that_multiply_by_one_operator_do_not_mix() -> None:
         for _ in range(3):
             for found, one in zip(pool.map(operator.__matmul__, blocks), right, strict=True):
                 assert relative(found, one) < 1e-12
+
+
+@pytest.mark.parametrize("make", [hessian, ggn, gradient_covariance])
+def test_threads_do_not_mix_where_no_graph_is_kept(make: Any) -> None:
+    """Every product puts its parameters into the one module, or uses the one level of duals."""
+    problem = classifier()
+    operators = [make(problem, memory=0) for _ in range(2)]
+    vectors = torch.randn(8, problem.num_parameters, generator=generator(0, "threads"))
+    vectors = vectors.to(problem.dtype)
+    expected = [make(problem, memory=0) @ v for v in vectors]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: operators[i % 2] @ vectors[i % 8], range(80)))
+    assert all(relative(each, expected[i % 8]) < 1e-12 for i, each in enumerate(found))
+
+
+@pytest.mark.parametrize("make", [hessian, ggn, gradient_covariance])
+def test_vmap_over_products(make: Any) -> None:
+    """A caller's own vmap, over several batches, of vectors and of blocks."""
+    operator = make(classifier(batch_size=7))
+    vectors = torch.randn(4, operator.dim, generator=generator(0, "vmap")).to(operator.dtype)
+    expected = (operator @ vectors.T).T
+    assert relative(torch.func.vmap(lambda v: operator @ v)(vectors), expected) < 1e-6
+    pairs = torch.func.vmap(lambda v: operator @ torch.stack([v, 2 * v], dim=1))(vectors)
+    assert relative(pairs[..., 1], 2 * expected) < 1e-6

@@ -8,6 +8,8 @@ gradient) is kept within a budget.
 from __future__ import annotations
 
 import gc
+import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +52,20 @@ FINITE = (
     "products by finite differences, good to about ε^(2/3), for autograd cannot differentiate the"
     " model twice: "
 )
+
+# One thread at a time goes through a model: parameters are put into the one module for a pass, and
+# dual numbers have one level in a process. Graphs that are kept need no pass.
+passes = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """A thread that held the lock is not in a forked process."""
+    global passes
+    passes = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Products:
@@ -109,7 +125,10 @@ class Products:
 
     def apply(self, rows: Tensor, only: int | None = None) -> Tensor:
         """Rows (k, P) times the operator, or times that of ``only`` one batch."""
-        with linearise.repeated():
+        with (
+            linearise.repeated(),
+            nullcontext() if self.kept == len(self.problem.share) else passes,
+        ):
             if only is not None:
                 return torch.stack([self._sum(row, batched=False, only=only) for row in rows])
             own = self._apply(rows)
@@ -166,8 +185,11 @@ class Products:
             rows = rows.clone()
         pairs = zip(self.problem.space.split(rows), self.leaves.values(), strict=True)
         tangents = [piece.to(leaf.dtype) for piece, leaf in pairs]
-        # on a GPU more launches than one sum over all parameters
-        sums = None if rows.is_cuda else linearise.ProductSums(self.problem.space, rows)
+        # on a GPU more launches than one sum over all parameters; inside a caller's own vmap the
+        # sums would be of another level than what is added
+        mapped = torch._C._are_functorch_transforms_active()
+        plain = not rows.is_cuda and not mapped
+        sums = linearise.ProductSums(self.problem.space, rows) if plain else None
         if sums is not None and batched:  # or every batch would copy them to stack them
             tangents = [tangent.contiguous() for tangent in tangents]
         total: list[Tensor] = []
@@ -181,7 +203,10 @@ class Products:
                 sums.add(product(tangents, batched, sums))
                 continue
             parts = [part.to(self.dtype) for part in product(tangents, batched)]
-            if total:
+            if mapped:  # vmap has no rules for the functions of lists
+                parts = [part * weight for part in parts]
+                total = [a + b for a, b in zip(total, parts, strict=True)] if total else parts
+            elif total:
                 torch._foreach_add_(total, parts, alpha=weight)
             else:
                 # not scaled in place: what autograd gives may be shared; and with one batch there
@@ -437,10 +462,12 @@ class Curvature(LinearOperator):
         A ``mode`` in which the same model was multiplied before is taken without a trial.
         """
         if self._products is None:
-            leaves = linearise.leaves_of(self.problem, self.problem.vector)
-            modes = self.modes if mode is None else {mode: self.modes[mode]}
-            settings = self.memory, self.dtype, mode is not None
-            self._products = Products(self.problem, leaves, modes, *settings)
+            with passes:
+                if self._products is None:  # no other thread was first
+                    leaves = linearise.leaves_of(self.problem, self.problem.vector)
+                    modes = self.modes if mode is None else {mode: self.modes[mode]}
+                    settings = self.memory, self.dtype, mode is not None
+                    self._products = Products(self.problem, leaves, modes, *settings)
         return self._products
 
     def like(self, problem: Problem) -> Curvature:

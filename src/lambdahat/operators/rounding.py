@@ -152,7 +152,7 @@ def closed_form_rounding(
     """About |tr E| of a trace in closed form, and a lower bound of ‖A‖_F; None where neither is
     known, or nothing is rounded.
 
-    Of a ``sampled`` trace one round is evaluated in their place, with the same random signs.
+    Of a ``sampled`` trace one round is evaluated in their place, with the same random signals.
 
     The closed form itself is evaluated in both precisions: on all samples if they are few, and
     otherwise on those that add most to the trace, whose errors count as they are, and on random
@@ -190,7 +190,7 @@ def closed_form_rounding(
             """The sums over each parameter, by part, (parts, L)."""
             if plain:
                 same = gauss_newton.like(of)
-                factors = same.random_signs(0, range(1)) if sampled else same.factors
+                factors = same.random_signals(0, range(1)) if sampled else same.factors
                 assert factors is not None
                 each = same.sums_by_sample(factors)
                 return torch.stack([part.sum(dim=1) for part in each.split(sizes, dim=1)])

@@ -168,8 +168,8 @@ class Loss(ABC):
         """s with E[s sᵀ] the Fisher at the output, in as many tensors as the output has."""
         return [self.random_factor(output, target, generator)]
 
-    def signed_root(self, output: Tensor, target: Any, signs: Tensor) -> Tensor:
-        """Rε (R, B, …) for signs ε of that shape, with R Rᵀ = M: E[s sᵀ] = M for random signs.
+    def root_product(self, output: Tensor, target: Any, vectors: Tensor) -> Tensor:
+        """Ru (R, B, …) for vectors u of that shape, with R Rᵀ = M: E[s sᵀ] = M if E[u uᵀ] = I.
 
         ‖Jᵀs‖² has a relative variance of 2 at most, however concentrated the predictions are;
         that of a factor from a random target grows as one over the chance of an error.
@@ -385,14 +385,14 @@ class CrossEntropy(OfClasses):
         residual = (p - hot) * self._scale(logits, target)
         return residual if logits is output else residual.movedim(1, -1)
 
-    def signed_root(self, output: Tensor, target: Tensor, signs: Tensor) -> Tensor:
-        """(diag(√p) − p√pᵀ)ε at every position."""
+    def root_product(self, output: Tensor, target: Tensor, vectors: Tensor) -> Tensor:
+        """(diag(√p) − p√pᵀ)u at every position."""
         logits = self._classes_first(output, target)
         first, classes = logits is output, 1 if logits is output else -1
         p = _wide(output).softmax(dim=classes)
         root, scale = p.sqrt(), self._scale(_wide(logits), target)
-        along = (root * signs).sum(dim=classes + first, keepdim=True)
-        spread = (root * signs - p * along) * (scale if first else scale.movedim(1, -1))
+        along = (root * vectors).sum(dim=classes + first, keepdim=True)
+        spread = (root * vectors - p * along) * (scale if first else scale.movedim(1, -1))
         return spread.to(output.dtype)
 
     def _scale(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -478,8 +478,8 @@ class _Elementwise(Loss):
     def each_factor(self, output: Tensor, target: Tensor) -> tuple[int, Iterator[Tensor]]:
         return output[0].numel(), each_diagonal_factor(self._weights(output, target))
 
-    def signed_root(self, output: Tensor, target: Tensor, signs: Tensor) -> Tensor:
-        return self._weights(output, target).sqrt() * signs
+    def root_product(self, output: Tensor, target: Tensor, vectors: Tensor) -> Tensor:
+        return self._weights(output, target).sqrt() * vectors
 
 
 def diagonal_factors(weights: Tensor) -> Tensor:

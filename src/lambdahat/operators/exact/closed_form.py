@@ -11,8 +11,8 @@ single elements, ∂²ℓ/∂θ_j² has besides the Gauss–Newton term Σ_k Σ_
 φ''(z_k)·∂ℓ/∂a_k: as much as Gauss–Newton matrices of the "outputs" z_k, with M = diag(r_k). At the
 layer z = Wa + b itself the matrix is diag(r), and one linear map further down, z' = Wφ(z) + b, its
 diagonal is φ'(z)²·(W∘W)ᵀr: one product for all columns. Below, columns √|r_i|·e_i are sent back one
-by one or, in their place, random signs of all: E[(Σ_i ε_i √r_i J_ij)²] = Σ_i r_i J_ij², for r > 0
-and r < 0 apart, independent from sample to sample.
+by one or, in their place, all times normal numbers u: E[(Σ_i u_i √r_i J_ij)²] = Σ_i r_i J_ij², for
+r > 0 and r < 0 apart, independent from sample to sample.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ CHUNK = {"cpu": 512, "cuda": 8192}  # samples sent through together at the most 
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 29}
 MEMORY_PARTS = 16  # of a GPU's free memory, one of which the signals may take instead
 # rounds of random signals: at first, at most, and those that one forward pass serves
-MIN_ROUNDS, MAX_ROUNDS, JOINT_ROUNDS = 4, 256, 16
-MIN_DOF = 7.0  # of the spread between rounds, below which no error is believed
+MIN_ROUNDS, MAX_ROUNDS, JOINT_ROUNDS = 16, 256, 16
+# rounds that the bound of the spread counts as if one sample makes up the trace, and the degrees of
+# freedom of the spread below which no error is believed
+PRIOR_ROUNDS, MIN_DOF = 8.0, 15.0
 # samples up to which a closed form below float64 is compared with float64 on all of them
 COMPARED_WHOLE = 256
 # signals sent back for each sample, beyond which it is tried whether sampling takes fewer: those of
@@ -140,7 +142,7 @@ class ClosedForm:
 
     @cached_property
     def many(self) -> bool:
-        """Whether factors are so many, or so unknown, that random signs of all may replace them."""
+        """Whether factors are so many, or so unknown, that random sums of all may replace them."""
         loss, factors = self.problem.loss_function, self.factors
         if self._kind[0] != "hessian" or loss is None or not loss.likelihood:
             return False
@@ -189,10 +191,12 @@ class ClosedForm:
             return None
         return self.accumulate(self.factors, diagonal, extra, only)
 
-    def random_signs(self, seed: int, rounds: range) -> Factors:
-        """One random signal a round in the place of all factors, E[s sᵀ] = M.
+    def random_signals(self, seed: int, rounds: range) -> Factors:
+        """One random signal a round in the place of all factors: s = Ru, R Rᵀ = M, u normal.
 
-        Samples take their signs from one stream, in their order: the same however the data are cut.
+        Not random signs: a sample that is torn between two classes would add 0 or twice its share,
+        and where it makes up the trace a few equal rounds would show no spread at all. Samples draw
+        from one stream, in their order.
         """
         loss = self.problem.loss_function
         assert loss is not None
@@ -200,9 +204,8 @@ class ClosedForm:
 
         def draw(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
             shape = (len(output), len(rounds), *output.shape[1:])
-            bits = torch.randint(2, shape, generator=stream, dtype=torch.int8)
-            signs = bits.mul_(2).sub_(1).transpose(0, 1).to(output)
-            found = loss.signed_root(output, problem.target(batch), signs)
+            normal = torch.randn(shape, generator=stream).transpose(0, 1).to(output)
+            found = loss.root_product(output, problem.target(batch), normal)
             return found, found.new_ones(found.shape[:2])
 
         return Factors(len(rounds), draw)
@@ -234,7 +237,7 @@ class ClosedForm:
             for start in range(rounds.count, target, JOINT_ROUNDS):
                 report("sampled trace", start, target)
                 some, parts = range(start, min(start + JOINT_ROUNDS, target)), []
-                factors = self.random_signs(seed, some)
+                factors = self.random_signals(seed, some)
                 if offset is not None:
                     factors = replace(factors, count=0)
                 added = None if extra is None else extra(some)
@@ -363,14 +366,23 @@ class Rounds:
         first, second, third = (self.powers / count).unbind()
         variance = (second - first.square()).clamp(min=0.0)
         skewed = third - 3 * first * second + 2 * first.pow(3)
-        each = [self.centre + first, variance, skewed, variance.square()]
+        means = self.centre + first
+        each = [means, variance, skewed, variance.square(), means.square()]
         sums = self.problem.ranks.sum(torch.stack(each).sum(dim=1), "the rounds of a trace")
-        total, spread, skew, squared = sums.tolist()
+        total, spread, skew, squared, weight = sums.tolist()
+        dof = (count - 1) * max(1.0, spread**2 / squared) if squared > 0 else math.inf
+        # The spread of few samples may look small by chance. Of normal signals it is at most 2Σm²:
+        # that bound counts as some more rounds where few samples m make up the trace.
+        bound = max(spread, 2 * weight)
+        if total:
+            prior = PRIOR_ROUNDS * weight / total**2
+            spread = (count * spread + prior * bound) / (count + prior)
         skewness = skew / spread**1.5 / math.sqrt(count) if spread > 0 else 0.0
         stderr = math.sqrt(spread / (count - 1)) * (1 + 2 * skewness**2)
-        dof = (count - 1) * max(1.0, spread**2 / squared) if squared > 0 else math.inf
         value = offset + total
-        ratio = student_quantile(0.95, dof) * stderr / (tol * abs(value)) if stderr > 0 else 0.0
+        # rounds that stop where their own spread is small would err to that side: half the bound
+        careful = stderr * math.sqrt(max(1.0, (spread + bound) / 2 / spread)) if spread > 0 else 0.0
+        ratio = student_quantile(0.95, dof) * careful / (tol * abs(value)) if careful > 0 else 0.0
         close = ratio <= 1 and (dof >= MIN_DOF or stderr == 0)
         status = Status.CONVERGED if close else Status.SAMPLES_SPENT
         return Estimate(value, stderr, count, status, dof), count * ratio**2
@@ -605,23 +617,23 @@ class Residuals:
 
 
 class SampledResiduals(Residuals):
-    """The same of each sample by random signs, as {"": (R, B)} for R rounds."""
+    """The same of each sample by random signals, as {"": (R, B)} for R rounds."""
 
     def __init__(self, problem: Problem, leaves: Leaves, seed: int, rounds: range) -> None:
         super().__init__(problem, leaves)
         self.seed, self.rounds = seed, rounds
 
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
-        """All activations and all columns of a round in two signals, ε∘√r₊ and ε∘√r₋ with
-        independent signs ε.
+        """All activations and all columns of a round in two signals, u∘√r₊ and u∘√r₋ with
+        independent normal numbers u.
         """
         edges, each = [bend.edge for bend in bends], []
         for index in self.rounds:
             seeds, rng = [], generator(self.seed, "sampled residuals", index, part.batch.index)
             for bend in bends:
-                signs = torch.randint(2, bend.residual.shape, generator=rng).to(bend.residual)
+                normal = torch.randn(bend.residual.shape, generator=rng).to(bend.residual)
                 halves = (bend.residual, -bend.residual)
-                root = [half.clamp(min=0).sqrt() * (signs * 2 - 1) for half in halves]
+                root = [half.clamp(min=0).sqrt() * normal for half in halves]
                 seeds.append(torch.stack(root))
             signs = seeds[0].new_ones(2, len(bends[0].residual))
             signs[1] = -1.0
