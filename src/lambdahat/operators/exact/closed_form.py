@@ -358,9 +358,9 @@ class Rounds:
         self.count += count
 
     def judge(self, tol: float, offset: float) -> tuple[Estimate, float]:
-        """``offset`` plus the mean of the rounds, and how many the tolerance needs.
+        """``offset`` plus the mean of the rounds, and how many rounds the tolerance needs.
 
-        The standard error has the correction for skewness of other means of few samples.
+        The standard error is corrected for skewness, as that of any mean of few values.
         """
         count = self.count
         first, second, third = (self.powers / count).unbind()
@@ -371,8 +371,9 @@ class Rounds:
         sums = self.problem.ranks.sum(torch.stack(each).sum(dim=1), "the rounds of a trace")
         total, spread, skew, squared, weight = sums.tolist()
         dof = (count - 1) * max(1.0, spread**2 / squared) if squared > 0 else math.inf
-        # The spread of few samples may look small by chance. Of normal signals it is at most 2Σm²:
-        # that bound counts as some more rounds where few samples m make up the trace.
+        # If few samples make up the trace, its variance may look small by chance. One of mean m
+        # has a variance of at most 2m² under normal signals, and this bound then counts as a few
+        # more rounds.
         bound = max(spread, 2 * weight)
         if total:
             prior = PRIOR_ROUNDS * weight / total**2
@@ -380,7 +381,8 @@ class Rounds:
         skewness = skew / spread**1.5 / math.sqrt(count) if spread > 0 else 0.0
         stderr = math.sqrt(spread / (count - 1)) * (1 + 2 * skewness**2)
         value = offset + total
-        # rounds that stop where their own spread is small would err to that side: half the bound
+        # Stopping as soon as the variance happens to be small would bias the value, so the stopping
+        # rule uses the mean of the variance and its bound.
         careful = stderr * math.sqrt(max(1.0, (spread + bound) / 2 / spread)) if spread > 0 else 0.0
         ratio = student_quantile(0.95, dof) * careful / (tol * abs(value)) if careful > 0 else 0.0
         close = ratio <= 1 and (dof >= MIN_DOF or stderr == 0)
