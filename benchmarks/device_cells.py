@@ -50,6 +50,8 @@ from lambdahat.experiments.kit.sweeps import Outcome, matches, run_cell
 from lambdahat.experiments.published import find
 from lambdahat.training import stepping
 
+CHUNKS = 10  # of 5,000 training images each
+
 
 @dataclass(frozen=True)
 class Work:
@@ -376,6 +378,8 @@ def unpack(folders: list[Path], out: Path, jobs: int) -> None:
     stand in their place.
     """
     chunks = sorted(path for folder in folders for path in folder.glob("train-*.med"))
+    if len(chunks) != CHUNKS:  # else every cell would be refused for want of images
+        sys.exit(f"{len(chunks)} of the {CHUNKS} chunks of training images are in {folders}")
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         images = pool.map(_decoded, chunks)
     labels = [list(path.with_suffix(".labels").read_bytes()) for path in chunks]

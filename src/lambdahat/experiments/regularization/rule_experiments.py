@@ -221,7 +221,7 @@ def _experiment(
         partial(rule_claims.claims_of, task.name),
         partial(rule_claims.tables_of, task.name),
         partial(rule_claims.charts_of, task.name),
-        (*assumptions, rule_claims.RULE, *rule_claims.READ),
+        (*assumptions, rule_claims.RULE, rule_claims.DECAY, *rule_claims.READ),
         f"{size} runs, rates of Table 4.2; widths, epochs and batch sizes are only in figures that"
         f" the text lacks: {task.epochs:,} epochs are what the printed norms imply.",
         (kit.Size(data=task.name, samples=samples, epochs=task.epochs, rate=kit.PRINTED_RATES),),
