@@ -45,7 +45,8 @@ class Evaluator:
         model_loss: bool,
     ) -> None:
         self.model, self.loss, self.norm, self.model_loss = model, loss, norm, model_loss
-        self._constants = constants
+        # what is not in the vector; it follows the model until ``with_constants``
+        self.constants = constants
         # whether the model's labels are those of the next position; None: not yet seen
         self.shifts: bool | None = None
         self.feeds = False  # whether the model makes the inputs of its decoder of the labels
@@ -56,16 +57,11 @@ class Evaluator:
         self._recomputes: bool | None = None
         self._copied: frozenset[str] | None = None  # the constants that every pass gets copies of
 
-    @property
-    def constants(self) -> dict[str, Tensor]:
-        """What is not in the vector; it follows the model until ``with_constants``."""
-        return self._constants()
-
     def with_constants(self, constants: dict[str, Tensor]) -> Evaluator:
         """The same with other values of what is not in the vector."""
         other = copy.copy(self)
-        other._constants = lambda: constants
-        if not constants.keys() <= self.constants.keys():
+        other.constants = lambda: constants
+        if not constants.keys() <= self.constants().keys():
             other._copied = None  # the first pass with others is to show whether it writes to them
         return other
 
@@ -157,7 +153,7 @@ class Evaluator:
         that are no bounded embeddings, later ones of what was written to and of small buffers. The
         rest is watched, by version.
         """
-        constants, names = self.constants, self._copied
+        constants, names = self.constants(), self._copied
         first = names is None
         if names is None:
             always = {name for name, _ in self.model.named_buffers()}
@@ -310,7 +306,7 @@ class OutputEvaluator(Evaluator):
         self.function = function
 
     def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return self.function({**self.constants, **parameters}, *args, **kwargs)
+        return self.function({**self.constants(), **parameters}, *args, **kwargs)
 
 
 class FunctionEvaluator:
