@@ -14,11 +14,9 @@ the gradient's three, and a block of vectors six larger ones.
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -732,14 +730,11 @@ def nodes_below(roots: Sequence[Any]) -> Iterator[Any]:
 
 def kind_of(node: Any) -> str:
     """What a node does, by its name; the name of a custom function says nothing."""
-    return _kind(type(node))  # type: ignore[arg-type]  # a class is hashable
-
-
-@lru_cache(1024)
-def _kind(node: type[Any]) -> str:
-    if issubclass(node, BackwardCFunction):
-        return f"the custom function {node.__name__.removesuffix('Backward')}"
-    return re.sub(r"Backward\d+$", "", node.__name__)
+    name = type(node).__name__
+    if isinstance(node, BackwardCFunction):
+        return f"the custom function {name.removesuffix('Backward')}"
+    kind, _, number = name.rpartition("Backward")
+    return kind if number.isdigit() else name
 
 
 def require_graph(tensors: Sequence[Tensor]) -> None:
