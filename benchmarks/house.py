@@ -2,6 +2,7 @@
 
     python benchmarks/house.py            # sizes and names
     python benchmarks/house.py --walks    # also the calls behind three public names
+    python benchmarks/house.py --walks --list    # and every file and function of these walks
 
 counts the files and lines of ``src/lambdahat`` as the formatter writes them, modules that a single
 other module imports, private functions that are called from one place, and names that are used
@@ -142,8 +143,8 @@ def import_cycles() -> list[set[str]]:
         left -= sinks | sources
 
 
-def walk(work: Callable[[], object]) -> tuple[int, int]:
-    """How many files of the library, and functions in them, run during ``work``."""
+def walk(work: Callable[[], object]) -> dict[str, list[str]]:
+    """The functions of the library that run during ``work``, by file."""
     seen = set()
 
     def note(frame, event, _):  # type: ignore[no-untyped-def]
@@ -157,10 +158,13 @@ def walk(work: Callable[[], object]) -> tuple[int, int]:
         work()
     finally:
         sys.setprofile(None)
-    return len({name for name, _ in seen}), len(seen)
+    functions = defaultdict(list)
+    for path, name in sorted(seen):
+        functions[str(Path(path).relative_to(PACKAGE))].append(name)
+    return functions
 
 
-def walks() -> dict[str, tuple[int, int]]:
+def walks() -> dict[str, dict[str, list[str]]]:
     """The walks of ``lh.trace``, ``lh.llc`` and ``reproduce ngd-digits``, each run once before."""
     import torch
 
@@ -195,6 +199,7 @@ def walks() -> dict[str, tuple[int, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--walks", action="store_true", help="also count calls")
+    parser.add_argument("--list", action="store_true", help="name the functions of the walks")
     arguments = parser.parse_args()
     for name, value in sizes().items():
         if name.endswith("by room"):
@@ -204,8 +209,10 @@ def main() -> None:
         else:
             print(f"{name}: {value:,}")
     if arguments.walks:
-        for name, (files, functions) in walks().items():
-            print(f"{name}: {files} files, {functions} functions")
+        for name, files in walks().items():
+            print(f"{name}: {len(files)} files, {sum(map(len, files.values()))} functions")
+            for path, functions in files.items() if arguments.list else ():
+                print(f"  {path} {len(functions)}: {', '.join(functions)}")
 
 
 if __name__ == "__main__":

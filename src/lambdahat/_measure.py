@@ -186,12 +186,8 @@ def _as_lists(problems: Any) -> dict[str, list[Any]]:
         str(name): list(listed) if isinstance(listed, list | tuple) else [listed]
         for name, listed in problems.items()
     }
-    require(
-        len(every) == len(problems),
-        "problems",
-        "have names that differ as text",
-        ", ".join(map(repr, problems)),
-    )
+    expected = "have names that differ as text"
+    require(len(every) == len(problems), "problems", expected, ", ".join(map(repr, problems)))
     kinds = {
         type(one) if isinstance(one, Problem | Measurement) else None
         for listed in every.values()
@@ -220,13 +216,10 @@ def _require_same_data(every: Mapping[str, Sequence[Problem]]) -> None:
     first, *others = every
     for i, reference in enumerate(every[first]):
         odd = [name for name in others if not _is_alike(reference, every[name][i])]
-        require(
-            not odd,
-            "problems",
-            "have the same data and loss, or their numbers are not comparable",
-            f"{odd[0]!r} with other data or another loss than {first!r}" if odd else "",
-            "make every problem of one data set (for several seeds, the i-th of each name)",
-        )
+        expected = "have the same data and loss, or their numbers are not comparable"
+        got = f"{odd[0]!r} with other data or another loss than {first!r}" if odd else ""
+        cure = "make every problem of one data set (for several seeds, the i-th of each name)"
+        require(not odd, "problems", expected, got, cure)
 
 
 def _is_alike(one: Problem, two: Problem) -> bool:
@@ -316,13 +309,8 @@ def _comparison(
         missing = [name for name, parts in numbers.items() if any(label not in n for n in parts)]
         if missing and label.startswith("eigenvalues["):
             continue  # of networks of several sizes, as many as the smallest has
-        require(
-            not missing,
-            "problems",
-            f"all have {label}",
-            f"{', '.join(missing)} without it",
-            "measure the same quantities of all",
-        )
+        expected, got = f"all have {label}", f"{', '.join(missing)} without it"
+        require(not missing, "problems", expected, got, "measure the same quantities of all")
         readings[label] = {
             name: tuple(each[label] for each in parts) for name, parts in numbers.items()
         }
@@ -345,13 +333,8 @@ def _numbers_of(one: Measurement, names: Sequence[str], top: int) -> dict[str, E
             kept["loss"] = Estimate(float(one.about["loss_value"]))
             continue
         own = {"eigenvalues": "eigenpairs"}.get(name, name)
-        require(
-            own in one.results,
-            "problems",
-            f"have measured {own}",
-            f"only {', '.join(one.results)}",
-            "name what was measured in what=",
-        )
+        expected, got = f"have measured {own}", f"only {', '.join(one.results)}"
+        require(own in one.results, "problems", expected, got, "name what was measured in what=")
         part = Measurement({name: one.results[own]})
         for row in part.table():
             if name == "llc" and row["quantity"] not in ("llc", "llc.wbic"):
@@ -368,13 +351,8 @@ def _numbers_of(one: Measurement, names: Sequence[str], top: int) -> dict[str, E
 def quantity_names(what: str | Sequence[str]) -> tuple[str, ...]:
     """The names asked for, each known and each once."""
     names = (what,) if isinstance(what, str) else tuple(dict.fromkeys(what))
-    require(
-        len(names) > 0,
-        "what",
-        "name at least one quantity",
-        "none",
-        f"choose from {', '.join(QUANTITIES)}",
-    )
+    expected = "name at least one quantity"
+    require(len(names) > 0, "what", expected, "none", f"choose from {', '.join(QUANTITIES)}")
     return tuple(require_choice(name, "what", QUANTITIES) for name in names)
 
 
@@ -466,13 +444,9 @@ class _Folder:
                     and math.isclose(was, now, rel_tol=1e-4)
                 )
                 same = was == now or near
-            require(
-                same,
-                "folder",
-                f"hold results of this run, with {key} = {now}",
-                f"{self.path} with {key} = {was}",
-                "choose another folder, or delete this one",
-            )
+            expected = f"hold results of this run, with {key} = {now}"
+            got = f"{self.path} with {key} = {was}"
+            require(same, "folder", expected, got, "choose another folder, or delete this one")
 
     def read(self, name: str) -> tuple[Any, float] | None:
         """A finished result and the seconds it took; None where there is none that this run

@@ -107,14 +107,8 @@ class MeasureSettings:
             require_choice(name, "sampling", SAMPLING, "these are settings of llc")
             parts = value.values() if isinstance(value, Mapping) else [value]
             plain = all(isinstance(part, int | float | str) for part in parts)
-            require(
-                plain,
-                f"sampling[{name!r}]",
-                "be a number, a text, or a dict of names to numbers",
-                describe(value),
-                "call lh.llc for more",
-                TypeError,
-            )
+            expected, got = "be a number, a text, or a dict of names to numbers", describe(value)
+            require(plain, f"sampling[{name!r}]", expected, got, "call lh.llc for more", TypeError)
 
     @property
     def at_own_temperature(self) -> dict[str, Any]:

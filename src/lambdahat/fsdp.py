@@ -85,13 +85,9 @@ class ShardedProblem:
         trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
         meshes = [getattr(tensor, "device_mesh", None) for tensor in trained]
         spread = all(mesh is not None and mesh.ndim == 1 for mesh in meshes)
-        require(
-            bool(trained) and spread,
-            "model",
-            "have all its trained parameters sharded over one mesh dimension",
-            "others",
-            "call fully_shard on the root module, with a mesh of one dimension",
-        )
+        expected = "have all its trained parameters sharded over one mesh dimension"
+        cure = "call fully_shard on the root module, with a mesh of one dimension"
+        require(bool(trained) and spread, "model", expected, "others", cure)
         self.model, self._parameters = model, trained
         self.ranks = Ranks(meshes[0].get_group())  # type: ignore[union-attr]
         # with offloading the parameters are in host memory, and the mesh's device computes

@@ -55,7 +55,7 @@ def test_refreshed_statistics_are_those_of_update_bn():
     twin = copy.deepcopy(model)
     torch.optim.swa_utils.update_bn(loader, twin)
     agrees(problem, plain(twin.eval(), F.cross_entropy, X, Y))
-    constants = problem._evaluate.constants
+    constants = problem._evaluate.constants()
     for name, buffer in twin.named_buffers():
         assert torch.allclose(constants[name].double(), buffer.double(), rtol=1e-12), name
 

@@ -8,15 +8,12 @@ import io
 import math
 import statistics
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -90,13 +87,10 @@ class PeerRun:
 
 
 class Numbers(Dataset[dict[str, Tensor]]):
-    """Samples by number, twice, for a sequence has two tokens at least.
+    """Samples by number, twice, for a sequence has two tokens at least; a batch in one piece."""
 
-    ``whole`` hands over a batch in one piece, not as many small tensors.
-    """
-
-    def __init__(self, numbers: Tensor, whole: bool) -> None:
-        self.rows, self.whole = numbers.unsqueeze(1).repeat(1, 2), whole
+    def __init__(self, numbers: Tensor) -> None:
+        self.rows = numbers.unsqueeze(1).repeat(1, 2)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -105,8 +99,7 @@ class Numbers(Dataset[dict[str, Tensor]]):
         return {"input_ids": self.rows[index]}
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Tensor]]:
-        rows = self.rows[indices]
-        return [{"input_ids": rows}] if self.whole else [{"input_ids": row} for row in rows]
+        return [{"input_ids": self.rows[indices]}]
 
 
 def devinterp(module: str) -> Any:
@@ -202,7 +195,7 @@ def sampled(
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
             sampler.sample_single_chain(
                 model,
-                Numbers(numbers, whole=True),
+                Numbers(numbers),
                 lambda model, batch: (loss(model, batch["input_ids"]), {}),
                 {name: None for name, _ in model.named_parameters()},
                 num_draws=settings.draws,
@@ -241,40 +234,6 @@ def _as_run(
     return PeerRun(
         traces, centres, first, float(centre.mean()), settings.nbeta, float(steps.median()), total
     )
-
-
-def official(
-    model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], settings: ChainSettings
-) -> tuple[Tensor, float]:
-    """λ̂ of each chain and the baseline from devinterp's own ``llc()``, losses on disk."""
-    dataset = Numbers(torch.arange(len(data[1])), whole=False)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        warnings.catch_warnings(),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        found = (
-            devinterp("slt.llc")
-            .llc(
-                model,
-                dataset,
-                {},
-                lr=settings.step_size,
-                n_beta=settings.nbeta,
-                localization=settings.localization,
-                num_chains=settings.chains,
-                num_draws=settings.draws,
-                batch_size=settings.batch_size,
-                init_seed=settings.seed,
-                num_init_loss_batches=INIT_BATCHES,
-                device=str(data[0].device),
-                loss_fn=token_loss(losses, data),
-                output_path=Path(folder) / "samples.zarr",
-            )
-            .load()
-        )
-    return torch.as_tensor(found.llc_per_chain.values, dtype=torch.float64), float(found.init_loss)
 
 
 STEP_SIZE, LOCALIZATION, BATCH = 1e-5, 1000.0, 512

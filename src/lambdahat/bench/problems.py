@@ -199,7 +199,7 @@ def _batch_trace(layers: list[nn.Linear], inputs: Tensor, labels: Tensor, smooth
     return total
 
 
-def piecewise_trace(case: BenchCase, chunk: int = 16) -> float:
+def piecewise_trace(case: BenchCase) -> float:
     """tr H of a ReLU network, which is tr GGN = (1/n) Σ_samples Σ_ij (diag p − p pᵀ)_ij ⟨∂f_i,
     ∂f_j⟩.
 
@@ -216,7 +216,7 @@ def piecewise_trace(case: BenchCase, chunk: int = 16) -> float:
         found: Tensor = ((p.diag() - p.outer(p)) * gram).sum()
         return found
 
-    parts = [vmap(one)(piece).sum() for x, _ in case.batches for piece in x.split(chunk)]
+    parts = [vmap(one)(piece).sum() for x, _ in case.batches for piece in x.split(16)]
     return sum(float(part) for part in parts) / case.num_samples
 
 

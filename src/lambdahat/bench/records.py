@@ -168,13 +168,9 @@ def require_alike(about: Mapping[str, Any], record: BenchResult) -> None:
     """Raise unless the record is of a run on the same kind of device and of the same sizes."""
     for name in ALIKE:
         mine, theirs = about.get(name), record.about.get(name)
-        require(
-            mine == theirs,
-            "the record",
-            f"be of a run with {name} {mine!r}, as this one",
-            repr(theirs),
-            "compare with a record that `lambdahat bench --out` made with the same options",
-        )
+        expected = f"be of a run with {name} {mine!r}, as this one"
+        cure = "compare with a record that `lambdahat bench --out` made with the same options"
+        require(mine == theirs, "the record", expected, repr(theirs), cure)
 
 
 def smallest_growth(new: dict[str, BenchRow], old: dict[str, BenchRow]) -> float:

@@ -150,27 +150,15 @@ def loss_for(split: Split, recipe: Recipe) -> str:
     x, y = split.train
     kind = MODELS[require_choice(recipe.model, "--model", MODELS)].takes
     tokens, text = kind == "tokens", not x.is_floating_point()
-    require(
-        tokens == text,
-        "--model",
-        f"take the inputs of {recipe.data!r}, {'tokens' if text else 'real numbers'}",
-        f"{recipe.model!r}, which takes {kind}",
-    )
+    expected = f"take the inputs of {recipe.data!r}, {'tokens' if text else 'real numbers'}"
+    require(tokens == text, "--model", expected, f"{recipe.model!r}, which takes {kind}")
     if not y.is_floating_point():
-        require(
-            split.classes > 1,
-            "--data",
-            "have at least 2 classes",
-            f"{recipe.data!r} with {split.classes}",
-        )
+        expected = "have at least 2 classes"
+        require(split.classes > 1, "--data", expected, f"{recipe.data!r} with {split.classes}")
         return "cross_entropy"
     fits = tuple(y.shape[1:]) == (split.classes,)
-    require(
-        fits,
-        "--data",
-        "have real targets of one row for each sample",
-        f"{recipe.data!r} of {tuple(y.shape)}",
-    )
+    expected = "have real targets of one row for each sample"
+    require(fits, "--data", expected, f"{recipe.data!r} of {tuple(y.shape)}")
     return "mse"
 
 

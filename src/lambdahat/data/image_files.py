@@ -258,14 +258,12 @@ def _entries(batch: Mapping[str, Any], path: Path, *keys: str) -> Any:
     return [batch[key] for key in keys]
 
 
-def check_batch(
-    data: Any, labels: Any, path: Path, classes: int, first: int = 0, pixels: int = PIXELS
-) -> Part:
+def check_batch(data: Any, labels: Any, path: Path, classes: int, first: int = 0) -> Part:
     """Rows of bytes as images, with as many labels in range, which begin at ``first``."""
     array = isinstance(data, np.ndarray)
-    rows = array and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == pixels
+    rows = array and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == PIXELS
     shown = f"{data.dtype} {data.shape}" if array else type(data).__name__
-    require(rows, str(path), f"hold bytes (n, {pixels})", shown, CURE)
+    require(rows, str(path), f"hold bytes (n, {PIXELS})", shown, CURE)
     listed = isinstance(labels, list)
     kinds = {type(label) for label in labels} - {int} if listed else {type(labels)} - {np.ndarray}
     other = sorted(kind.__name__ for kind in kinds)
@@ -281,7 +279,7 @@ def check_batch(
             f"{path} must hold labels {first} to {first + classes - 1}, got"
             f" {f'{numbers.min()} to {numbers.max()}' if len(numbers) else 'none'}; {CURE}"
         )
-    side = round((pixels // 3) ** 0.5)
+    side = round((PIXELS // 3) ** 0.5)
     return data.reshape(-1, 3, side, side), numbers.astype(np.int64) - first
 
 

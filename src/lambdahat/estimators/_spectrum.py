@@ -180,9 +180,16 @@ def spectrum(
     operator = require_symmetric(operator, "spectrum")
     unit = Normalised(operator)
     runs = lanczos_runs(unit, depth, probes, seed, "spectrum", basis)
-    return _with_rounding(
-        restore_spectrum(quadrature(unit, runs), unit), rounding_of(operator, MANY)
-    )
+    found = quadrature(unit, runs)
+    if unit.exponent or unit.repeated:  # that of the operator itself
+        found = dataclasses.replace(
+            found,
+            nodes=np.ldexp(found.nodes, unit.exponent),
+            residuals=np.ldexp(found.residuals, unit.exponent),
+            resolution=unit.restore(found.resolution),
+            cost=found.cost + unit.repeated,
+        )
+    return _with_rounding(found, rounding_of(operator, MANY))
 
 
 @estimator(lambda matrix: torch.linalg.eigvalsh(matrix).sqrt().sum(), function=np.sqrt, depth=20)
@@ -452,19 +459,6 @@ def quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None 
     noise = rounding(operator, runs)
     residuals = np.hypot(residuals, noise)
     return Spectrum(nodes, weights, residuals, operator.dim, operator.psd, noise, cost)
-
-
-def restore_spectrum(spectrum: Spectrum, unit: Normalised) -> Spectrum:
-    """The spectrum of the operator itself from that of the normalised one."""
-    if unit.exponent == 0 == unit.repeated:
-        return spectrum
-    return dataclasses.replace(
-        spectrum,
-        nodes=np.ldexp(spectrum.nodes, unit.exponent),
-        residuals=np.ldexp(spectrum.residuals, unit.exponent),
-        resolution=unit.restore(spectrum.resolution),
-        cost=spectrum.cost + unit.repeated,
-    )
 
 
 def rounding(operator: LinearOperator, runs: list[Lanczos]) -> float:

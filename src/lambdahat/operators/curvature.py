@@ -145,7 +145,14 @@ class Products:
                 return replay(rows)
         if count == 1:
             return self._sum(rows[0], batched=False).unsqueeze(0)
-        step = self._block() if self.vmaps else 1
+        step = 1
+        if self.vmaps:  # as many as fit into the budget
+            memory = self.problem.memory
+            room = free_memory(self.device) * GRAPH_FRACTION if memory is None else PASS * memory
+            if memory is not None and self.kept < len(self.problem.share):
+                room -= self.graph_bytes  # of a batch that is computed again
+            most = room // max(self.graph_bytes, self.column_bytes, 1)
+            step = int(max(1, min(BLOCK, most)))
         if captures and step > 1:
             step = CAPTURED if count > CAPTURED and small else 1
         if count <= step:
@@ -295,15 +302,6 @@ class Products:
             except (RuntimeError, NotImplementedError):
                 seconds.pop(mode, None)
         return min(seconds, key=lambda mode: seconds[mode]) if seconds else next(iter(self.modes))
-
-    def _block(self) -> int:
-        """How many columns go through vmap together within the memory budget."""
-        memory = self.problem.memory
-        room = free_memory(self.device) * GRAPH_FRACTION if memory is None else PASS * memory
-        if memory is not None and self.kept < len(self.problem.share):
-            room -= self.graph_bytes  # of a batch that is computed again
-        most = room // max(self.graph_bytes, self.column_bytes, 1)
-        return int(max(1, min(BLOCK, most)))
 
     def _may_replay(self) -> bool:
         count = len(self.problem.share)

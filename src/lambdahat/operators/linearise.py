@@ -14,11 +14,9 @@ the gradient's three, and a block of vectors six larger ones.
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -144,17 +142,13 @@ class ProductSums:
             part.add_(rows @ x.reshape(-1, x.shape[-1]), alpha=self.weight)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add to a matrix in place, not by ``addmm_``, which torch's counter of FLOPs overlooks."""
-    torch.addmm(total, left, right, out=total)
-
-
 class _Linear:
     """The kernels of y = x ∗ w + b for a linear layer; other layers override them.
 
     ``axis`` is the place of the channels, ``stacks`` says whether several weights can be stacked as
     channels, ``slope`` is the part of the layer that is linear in x, and ``slot`` the place of the
-    weight among the parameters. Each call of a layer has kernels of its own.
+    weight among the parameters. Each call of a layer has kernels of its own. Products are added in
+    place by ``addmm`` with ``out``: torch's counter of FLOPs overlooks ``addmm_``.
     """
 
     stacks, slope = True, property(lambda self: self)
@@ -168,7 +162,8 @@ class _Linear:
 
     def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> None:
         """Add x ∗ w to a signal, whose channels may be those of several vectors."""
-        _add_product(signal.view(-1, len(weight)), x.reshape(-1, x.shape[-1]), weight.T)
+        total = signal.view(-1, len(weight))
+        torch.addmm(total, x.reshape(-1, x.shape[-1]), weight.T, out=total)
 
     def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
         """(∂x, ∂w, ∂b), those that ``mask`` asks for."""
@@ -180,7 +175,8 @@ class _Linear:
         """``began`` + ∂x, in place; both may be those of several vectors."""
         if not began.is_contiguous():
             return began.add_(g @ weight)
-        _add_product(began.view(-1, weight.shape[1]), g.reshape(-1, len(weight)), weight)
+        total = began.view(-1, weight.shape[1])
+        torch.addmm(total, g.reshape(-1, len(weight)), weight, out=total)
         return began
 
     def sums(self, layers: PlainLayers, like: Tensor) -> ProductSums | None:
@@ -413,7 +409,9 @@ class _MaxPool:
 
 
 def _relu(input: Tensor, inplace: bool = False) -> Tensor | None:
-    return None if inplace and input._is_view() else _select(input, _Relu(inplace))
+    if inplace and input._is_view():
+        return None
+    return cast(Tensor, cast(Any, _Select.apply)(input, _Relu(inplace)))
 
 
 def _max_pool(
@@ -428,11 +426,7 @@ def _max_pool(
     if return_indices or input.ndim != 4:
         return None
     others = _tuple(padding, 2), _tuple(dilation, 2), ceil_mode
-    return _select(input, _MaxPool(kernel_size, stride, *others))
-
-
-def _select(x: Tensor, kernel: Any) -> Tensor:
-    return _Select.apply(x, kernel)  # type: ignore[no-untyped-call,no-any-return]
+    return cast(Tensor, cast(Any, _Select.apply)(input, _MaxPool(kernel_size, stride, *others)))
 
 
 SELECT: dict[Any, Callable[..., Tensor | None]] = {
@@ -614,6 +608,7 @@ class _Backward(_BlockRule):
             args = kernels, g, x, weight, mask, None, began
             return _Backward.one_by_one(info, dims, *args)
         entered = own = bias = None
+        parts: Gradients
         if 1 in which:  # a second pass: a signal for each vector
             g = g.movedim(dims[1], axis)
             if mask[0]:
@@ -634,26 +629,23 @@ class _Backward(_BlockRule):
                     None if t is None else t.unflatten(0, (vectors, len(weight)))
                     for t in kernels.backward(g, x, wide, (False, *mask[1:]))
                 )
-            return (entered, own, bias), _places((entered, own, bias), (axis, 0, 0))
-        if which == [2]:  # ∂w of a tangent's input
-            inputs = weight.shape[1]
-            x = x.movedim(dims[2], axis).flatten(axis, axis + 1)
-            weight = weight.new_empty(len(weight), vectors * inputs, *weight.shape[2:])
-        else:  # ∂x by a tangent's weight
-            inputs = weight.shape[1 if dims[3] > 1 else 2]
-            weight = weight.movedim(dims[3], 1).flatten(1, 2)
-            x = x.new_empty(1).expand(*x.shape[:axis], vectors * inputs, *x.shape[axis + 1 :])
-        places = (axis, 1, 0)
-        parts = tuple(
-            None if t is None else t.unflatten(d, (vectors, inputs))
-            for t, d in zip(kernels.backward(g, x, weight, mask), places, strict=True)
-        )
-        return parts, _places(parts, places)
-
-
-def _places(parts: Sequence[Any], places: Sequence[int]) -> tuple[int | None, ...]:
-    """Where the vectors of a block are in each part; None where a part is missing."""
-    return tuple(None if t is None else d for t, d in zip(parts, places, strict=True))
+            parts, places = (entered, own, bias), (axis, 0, 0)
+        else:
+            if which == [2]:  # ∂w of a tangent's input
+                inputs = weight.shape[1]
+                x = x.movedim(dims[2], axis).flatten(axis, axis + 1)
+                weight = weight.new_empty(len(weight), vectors * inputs, *weight.shape[2:])
+            else:  # ∂x by a tangent's weight
+                inputs = weight.shape[1 if dims[3] > 1 else 2]
+                weight = weight.movedim(dims[3], 1).flatten(1, 2)
+                x = x.new_empty(1).expand(*x.shape[:axis], vectors * inputs, *x.shape[axis + 1 :])
+            places = (axis, 1, 0)
+            parts = tuple(
+                None if t is None else t.unflatten(d, (vectors, inputs))
+                for t, d in zip(kernels.backward(g, x, weight, mask), places, strict=True)
+            )
+        # where the vectors of the block are in each part
+        return parts, tuple(None if t is None else d for t, d in zip(parts, places, strict=True))
 
 
 def _with_vectors(tensor: Tensor, dim: int | None, vectors: int, axis: int) -> Tensor:
@@ -738,14 +730,11 @@ def nodes_below(roots: Sequence[Any]) -> Iterator[Any]:
 
 def kind_of(node: Any) -> str:
     """What a node does, by its name; the name of a custom function says nothing."""
-    return _kind(type(node))  # type: ignore[arg-type]  # a class is hashable
-
-
-@lru_cache(1024)
-def _kind(node: type[Any]) -> str:
-    if issubclass(node, BackwardCFunction):
-        return f"the custom function {node.__name__.removesuffix('Backward')}"
-    return re.sub(r"Backward\d+$", "", node.__name__)
+    name = type(node).__name__
+    if isinstance(node, BackwardCFunction):
+        return f"the custom function {name.removesuffix('Backward')}"
+    kind, _, number = name.rpartition("Backward")
+    return kind if number.isdigit() else name
 
 
 def require_graph(tensors: Sequence[Tensor]) -> None:
@@ -832,7 +821,11 @@ def hessian_forward(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
                 raise NotImplementedError("PyTorch's tangent of cholesky_inverse is wrong")
             factors = any(kind.startswith("Linalg") for kind in kinds)
             grads = torch.autograd.grad(loss, duals, create_graph=factors, allow_unused=True)
-            return [_tangent(g, p) for g, p in zip(grads, points, strict=True)]
+            found = [None if g is None else forward_ad.unpack_dual(g).tangent for g in grads]
+            return [
+                torch.zeros_like(p) if t is None else t.detach()
+                for t, p in zip(found, points, strict=True)
+            ]
 
     return product
 
@@ -1101,19 +1094,17 @@ def _pull(
     With ``sums`` they get None, and so do those whose gradients the ``layers`` added to ``sums``.
     """
     reached = list(range(len(inputs)))
-
-    def once(outputs: Sequence[Any], seeds: Sequence[Tensor]) -> Parts:
-        options = {"retain_graph": True, "allow_unused": True}
-        return list(torch.autograd.grad(outputs, inputs, seeds, **options))
+    options = {"retain_graph": True, "allow_unused": True}
 
     def pull(*seeds: Tensor) -> tuple[Tensor, ...]:
         nonlocal reached
-        grads = once(outputs, seeds)
+        grads: Parts = list(torch.autograd.grad(outputs, inputs, seeds, **options))
         # of a layer whose own backward pass did not come afterwards, as where the loss is linear
         while layers is not None and layers.began:
             left, entered = zip(*layers.began.values(), strict=True)
             layers.began.clear()
-            pairs = zip(grads, once(left, entered), strict=True)
+            more = torch.autograd.grad(left, inputs, entered, **options)
+            pairs = zip(grads, more, strict=True)
             grads = [b if a is None else a if b is None else a + b for a, b in pairs]
         if sums is None:
             every = zip(grads, inputs, strict=True)
@@ -1129,11 +1120,6 @@ def _pull(
     for i, part in zip(reached, found, strict=False):
         parts[i] = part
     return parts
-
-
-def _tangent(gradient: Tensor | None, like: Tensor) -> Tensor:
-    tangent = None if gradient is None else forward_ad.unpack_dual(gradient).tangent
-    return torch.zeros_like(like) if tangent is None else tangent.detach()
 
 
 KINDS = {

@@ -55,10 +55,6 @@ class RoundedProduct:
     form: float
     size: float
 
-    def scaled(self, factor: float) -> RoundedProduct:
-        """That of a multiple of the operator."""
-        return RoundedProduct(factor * self.error, factor * self.form, factor * self.size)
-
 
 @dataclass(frozen=True)
 class Rounding:
@@ -99,8 +95,11 @@ class Rounding:
     def scaled(self, factor: float) -> Rounding:
         """That of a multiple of the operator."""
         rows, sizes = (tuple(factor * row for row in part) for part in (self.rows, self.row_sizes))
-        products = self.random.scaled(factor), self.leading.scaled(factor)
-        return Rounding(self.dim, *products, rows, sizes, self.lengths)
+        random, leading = (
+            RoundedProduct(factor * each.error, factor * each.form, factor * each.size)
+            for each in (self.random, self.leading)
+        )
+        return Rounding(self.dim, random, leading, rows, sizes, self.lengths)
 
     def row_norms(self) -> tuple[Tensor, Tensor]:
         """The norms of the rows of E and of A, (P,) each, constant within a parameter."""
@@ -415,12 +414,12 @@ def _twins_of(model: Curvature, samples: int, weighed: bool = True) -> _Twins:
 
     mode = own.prepare(None if model._products is None else model.mode).mode
 
-    def prepared(wide: Problem) -> Curvature:
+    def make(wide: Problem) -> Curvature:
         double = model.like(wide)
         double.prepare(mode)
         return double
 
-    double = _run_in_double(few, prepared, halved=parts == 0 and separate)
+    double = _run_in_double(few, make, halved=parts == 0 and separate)
     return _Twins(own, double, parts, whole.num_samples / few.num_samples, share)
 
 

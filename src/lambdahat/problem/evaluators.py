@@ -45,7 +45,8 @@ class Evaluator:
         model_loss: bool,
     ) -> None:
         self.model, self.loss, self.norm, self.model_loss = model, loss, norm, model_loss
-        self._constants = constants
+        # what is not in the vector; it follows the model until ``with_constants``
+        self.constants = constants
         # whether the model's labels are those of the next position; None: not yet seen
         self.shifts: bool | None = None
         self.feeds = False  # whether the model makes the inputs of its decoder of the labels
@@ -56,16 +57,11 @@ class Evaluator:
         self._recomputes: bool | None = None
         self._copied: frozenset[str] | None = None  # the constants that every pass gets copies of
 
-    @property
-    def constants(self) -> dict[str, Tensor]:
-        """What is not in the vector; it follows the model until ``with_constants``."""
-        return self._constants()
-
     def with_constants(self, constants: dict[str, Tensor]) -> Evaluator:
         """The same with other values of what is not in the vector."""
         other = copy.copy(self)
-        other._constants = lambda: constants
-        if not constants.keys() <= self.constants.keys():
+        other.constants = lambda: constants
+        if not constants.keys() <= self.constants().keys():
             other._copied = None  # the first pass with others is to show whether it writes to them
         return other
 
@@ -91,8 +87,13 @@ class Evaluator:
 
     def read_labels(self, current: Callable[[], Parameters], batches: Iterable[Batch]) -> Evaluator:
         """The same, knowing what the model does with labels where the data have some."""
-        batch = losses.first_labelled(batches)
-        if batch is None:
+        for batch in batches:  # the first with a label that counts, where labels are (B, T, …)
+            labels = losses.token_labels(batch.data)
+            if labels is None or labels.ndim < 2:
+                return self
+            if bool(labels.ne(IGNORE).any()):
+                break
+        else:
             return self
         parameters = current()
 
@@ -123,8 +124,10 @@ class Evaluator:
             fed = key == KEY and self.feeds and not any(name in data for name in DECODER)
             inputs = {name: restored(value) for name, value in data.items() if fed or name != key}
             if key == KEY and self.shifts:
-                ignored = getattr(self.loss, "ignored", IGNORE)
-                return (), inputs, losses.shift_labels(data[KEY], ignored)
+                # each position predicts the next label, and the last none
+                labels, ignored = data[KEY], getattr(self.loss, "ignored", IGNORE)
+                last = labels.new_full(labels[:, :1].shape, ignored)
+                return (), inputs, torch.cat([labels[:, 1:], last], dim=1)
             if self.model_loss:
                 return (), inputs, data
             return (), inputs, restored(data if key is None else data[key])
@@ -146,11 +149,18 @@ class Evaluator:
     def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the model gives for its arguments.
 
-        A pass may write to the constants, so it gets copies: the first of all but large parameters,
-        later ones of what was written to and of small buffers. The rest is watched, by version.
+        A pass may write to the constants, so it gets copies: the first of all but large parameters
+        that are no bounded embeddings, later ones of what was written to and of small buffers. The
+        rest is watched, by version.
         """
-        constants, first = self.constants, self._copied is None
-        names = self._first_copied(constants) if self._copied is None else self._copied
+        constants, names = self.constants(), self._copied
+        first = names is None
+        if names is None:
+            always = {name for name, _ in self.model.named_buffers()}
+            for name, layer in self.model.named_modules():
+                if isinstance(layer, EMBEDDINGS) and layer.max_norm is not None:
+                    always.add(f"{name}.weight" if name else "weight")
+            names = frozenset(k for k, v in constants.items() if k in always or not _is_large(v))
         copies = {name: constants[name].clone() for name in names}
         own = {name: tensor for name, tensor in constants.items() if name not in copies}
         before = [_version(tensor) for tensor in own.values()]
@@ -176,14 +186,6 @@ class Evaluator:
         if self.model_loss or (type(self.loss) is Custom and plain):
             return output
         return _part_of(output, LOGITS, output)
-
-    def _first_copied(self, constants: dict[str, Tensor]) -> frozenset[str]:
-        """What the first pass copies: buffers, small parameters, bounded embeddings."""
-        always = {name for name, _ in self.model.named_buffers()}
-        for name, layer in self.model.named_modules():
-            if isinstance(layer, EMBEDDINGS) and layer.max_norm is not None:
-                always.add(f"{name}.weight" if name else "weight")
-        return frozenset(k for k, v in constants.items() if k in always or not _is_large(v))
 
     def _still_copied(
         self, copies: dict[str, Tensor], constants: dict[str, Tensor]
@@ -304,7 +306,7 @@ class OutputEvaluator(Evaluator):
         self.function = function
 
     def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return self.function({**self.constants, **parameters}, *args, **kwargs)
+        return self.function({**self.constants(), **parameters}, *args, **kwargs)
 
 
 class FunctionEvaluator:

@@ -39,22 +39,6 @@ def token_labels(data: Any) -> Tensor | None:
     return labels if known else None
 
 
-def shift_labels(labels: Tensor, ignored: int = IGNORE) -> Tensor:
-    """What each position of a causal model predicts: the next label, and none at the last."""
-    return torch.cat([labels[:, 1:], labels.new_full(labels[:, :1].shape, ignored)], dim=1)
-
-
-def first_labelled(batches: Iterable[Batch]) -> Batch | None:
-    """The first batch with a label that counts, if labels are (B, T, …); else None."""
-    for batch in batches:
-        labels = token_labels(batch.data)
-        if labels is None or labels.ndim < 2:
-            return None
-        if bool(labels.ne(IGNORE).any()):
-            return batch
-    return None
-
-
 @torch.no_grad()
 def shifts_labels(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
     """Whether a model moves its labels by one before it compares them, as causal models do.

@@ -94,17 +94,6 @@ def require_true_second_derivative(loss: Tensor) -> None:
         left += [following for following, _ in node.next_functions]
 
 
-def recomputed_weights(model: nn.Module) -> list[Tensor]:
-    """Weights that old-style hooks of normed weights compute before every pass."""
-    weights = (
-        vars(layer).get(hook.name)
-        for layer in model.modules()
-        for hook in layer._forward_pre_hooks.values()
-        if isinstance(hook, WeightNorm | SpectralNorm)
-    )
-    return [weight for weight in weights if isinstance(weight, Tensor)]
-
-
 def _weight_norms(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """What computes normed weights: (its holder, the method's name, what stands in for it)."""
     norms: list[tuple[Any, str, Any]] = []
@@ -198,7 +187,11 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
         model = model.module
     model = without_sharding(model) if is_sharded(model) else model
     memo = {id(tensor): tensor for tensor in named_tensors(model).values()}
-    memo |= {id(tensor): tensor.detach() for tensor in recomputed_weights(model)}
+    for layer in model.modules():  # weights that old-style hooks compute before every pass
+        for hook in layer._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm | SpectralNorm):
+                weight = vars(layer).get(hook.name)
+                memo |= {id(weight): weight.detach()} if isinstance(weight, Tensor) else {}
     try:
         private = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError, AttributeError) as error:
@@ -207,9 +200,21 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
             "drop cached tensors or handles kept as attributes"
         ) from error
     private.eval()
-    _checkpoint_layers(private)
+    users = {id(getattr(layer, "config", None)) for layer in model.modules()}
+    for layer in private.modules():
+        # transformers' layers are to checkpoint where asked to; else only training does
+        kinds = {kind.__name__ for kind in type(layer).__mro__}
+        asked = getattr(layer, "gradient_checkpointing", False)
+        if asked and "GradientCheckpointingLayer" in kinds:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        # key-value caches cost memory, and parts could not rerun
+        config = getattr(layer, "config", None)
+        if getattr(config, "use_cache", False) is True:
+            if id(config) in users:  # one that copies share
+                config = copy.copy(config)
+                layer.config = config  # type: ignore[assignment]
+            config.use_cache = False  # type: ignore[union-attr]
     true_derivatives(private)
-    _cache_nothing(private, model)
     for name, layer in private.named_modules():
         coupled = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
         if coupled and norm != "train":
@@ -225,18 +230,6 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
     return private
 
 
-def _cache_nothing(private: nn.Module, model: nn.Module) -> None:
-    """Switch off key-value caches: they cost memory, and parts could not rerun."""
-    users = {id(getattr(layer, "config", None)) for layer in model.modules()}
-    for layer in private.modules():
-        config = getattr(layer, "config", None)
-        if getattr(config, "use_cache", False) is True:
-            if id(config) in users:  # one that copies share
-                config = copy.copy(config)
-                layer.config = config  # type: ignore[assignment]
-            config.use_cache = False  # type: ignore[union-attr]
-
-
 def _leave_cudnn(layer: nn.Module, inputs: Any) -> None:
     """cuDNN's recurrent kernels have no backward pass in eval mode; torch's own have."""
     # copies of copies have it twice
@@ -246,15 +239,6 @@ def _leave_cudnn(layer: nn.Module, inputs: Any) -> None:
 
 def _return_to_cudnn(layer: nn.Module, inputs: Any, output: Any) -> None:
     torch.backends.cudnn.enabled = layer.__dict__[CUDNN_WAS].pop()
-
-
-def _checkpoint_layers(model: nn.Module) -> None:
-    """Have transformers' layers checkpoint where asked to; else only training does."""
-    for layer in model.modules():
-        kinds = {kind.__name__ for kind in type(layer).__mro__}
-        asked = getattr(layer, "gradient_checkpointing", False)
-        if asked and "GradientCheckpointingLayer" in kinds:
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -307,7 +307,7 @@ class Problem:
             # copies of what training changes: buffers and trainable parameters
             moving = {name for name, part in run.model.named_parameters() if part.requires_grad}
             moving |= {name for name, _ in run.model.named_buffers()}
-            held = run.constants
+            held = run.constants()
             copies = {k: v.clone() if k in moving else v for k, v in held.items()}
             other._evaluate = run.with_constants(copies)
         if isinstance(theta, Mapping):
@@ -321,7 +321,7 @@ class Problem:
             fixed = {k: v for k, v in theta.items() if k in held}
             if fixed and isinstance(other._evaluate, Evaluator):
                 fixed = place_tensors(fixed, self.device, self._cast)
-                constants = {**other._evaluate.constants, **fixed}
+                constants = {**other._evaluate.constants(), **fixed}
                 other._evaluate = other._evaluate.with_constants(constants)
             moved = {k: v.to(self.device, self.dtype) for k, v in theta.items() if k in current}
             vector = other._check_vector(self.space.flatten({**current, **moved}))
@@ -343,7 +343,7 @@ class Problem:
         other = self.fixed()
         other._cast, other._theta = torch.float64, self.vector.double()
         if isinstance(other._evaluate, Evaluator):
-            held = place_tensors(other._evaluate.constants, self.device, torch.float64)
+            held = place_tensors(other._evaluate.constants(), self.device, torch.float64)
             other._evaluate = other._evaluate.with_constants(held)
         rows = max(1, max(self.batches.sizes) // 2)
         split = halved and self.norm != "train" and rows > FEW_ROWS
@@ -361,7 +361,7 @@ class Problem:
     @property
     def held_names(self) -> tuple[str, ...]:
         """The buffers and parameters of the model that are not in the vector, by name."""
-        return tuple(self._evaluate.constants) if isinstance(self._evaluate, Evaluator) else ()
+        return tuple(self._evaluate.constants()) if isinstance(self._evaluate, Evaluator) else ()
 
     def restrict(self, parameters: Pattern) -> Problem:
         """The same loss as a function of some of the parameters, the rest held constant."""
@@ -370,7 +370,7 @@ class Problem:
         current = self.named(self.vector)
         rest = {name: tensor for name, tensor in current.items() if name not in keep}
         if isinstance(self._evaluate, Evaluator):
-            other._evaluate = self._evaluate.with_constants({**self._evaluate.constants, **rest})
+            other._evaluate = self._evaluate.with_constants({**self._evaluate.constants(), **rest})
         else:
             function, with_data = self._evaluate.function, self._evaluate.with_data
             other._evaluate = FunctionEvaluator(
@@ -414,7 +414,7 @@ class Problem:
         inner = self._evaluate
         if self.model is None or not isinstance(inner, Evaluator):
             raise ValueError(message("the problem", "have a model", "one made by from_function"))
-        constants = inner.constants
+        constants = inner.constants()
         modules = inner.model.named_modules()
         layers = {name: layer for name, layer in modules if isinstance(layer, BATCH_NORMS)}
         fresh = {}
@@ -565,7 +565,7 @@ class Problem:
         for name, layer in layers:
             if isinstance(layer, BATCH_NORMS):
                 unread.update(key for key, _ in layer.named_buffers(name, recurse=False))
-        return [tensor for name, tensor in run.constants.items() if name not in unread]
+        return [tensor for name, tensor in run.constants().items() if name not in unread]
 
     def identity(self) -> dict[str, Any]:
         """What tells this problem from others: digests of all that its loss is made of.

@@ -618,14 +618,8 @@ def plot(result: Any, ax: Axes | None = None) -> Any:
         require(bool(result.results), "result", "hold at least one result", "an empty Measurement")
     charts = charts_of(result)
     cure = "register a function that gives its charts with lambdahat.results.charts.charts_of"
-    require(
-        bool(charts),
-        "result",
-        "be a result, or of a type with charts",
-        describe(result),
-        cure,
-        TypeError,
-    )
+    got = describe(result)
+    require(bool(charts), "result", "be a result, or of a type with charts", got, cure, TypeError)
     if ax is not None:
         solid = ax.name == "3d"
         return draw(

@@ -515,14 +515,9 @@ class Board:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        require(
-            self.folder.is_dir(),
-            "folder",
-            "be an existing folder",
-            f"{self.folder} (no such folder)",
-            "make it, or name the --out of a run",
-            FileNotFoundError,
-        )
+        expected, got = "be an existing folder", f"{self.folder} (no such folder)"
+        cure = "make it, or name the --out of a run"
+        require(self.folder.is_dir(), "folder", expected, got, cure, FileNotFoundError)
         self.sources: list[LiveSource] = []  # in the order in which they were found
         self._known: set[Path] = set()
         self._lock = threading.Lock()

@@ -438,13 +438,8 @@ def page_of_folders(folders: Iterable[str | Path], path: str | Path) -> Path:
 
 def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Path:
     """Write the page of given sections."""
-    require(
-        len(sections) > 0,
-        "the page",
-        "have something to show",
-        "no results",
-        "name a folder with saved results or with the stores of experiments",
-    )
+    cure = "name a folder with saved results or with the stores of experiments"
+    require(len(sections) > 0, "the page", "have something to show", "no results", cure)
     from plotly.offline import get_plotlyjs
 
     path = Path(path)

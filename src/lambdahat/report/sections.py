@@ -437,13 +437,8 @@ def named_results(results: Any) -> dict[str, Any]:
         return {type(results).__name__: results}
     if isinstance(results, Mapping):
         return {str(name): result for name, result in results.items()}
-    require(
-        isinstance(results, Iterable),
-        "results",
-        "be a result, several, or a folder of them",
-        describe(results),
-        error=TypeError,
-    )
+    expected = "be a result, several, or a folder of them"
+    require(isinstance(results, Iterable), "results", expected, describe(results), error=TypeError)
     listed = list(results)
     total = Counter(type(result).__name__ for result in listed)
     so_far: Counter[str] = Counter()
@@ -457,14 +452,8 @@ def named_results(results: Any) -> dict[str, Any]:
 
 def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
     """The results saved in a folder and below, by their path; a measurement has its parts."""
-    require(
-        folder.is_dir(),
-        "results",
-        "name a folder of saved results",
-        f"{folder} (no such folder)",
-        "",
-        FileNotFoundError,
-    )
+    expected, got = "name a folder of saved results", f"{folder} (no such folder)"
+    require(folder.is_dir(), "results", expected, got, "", FileNotFoundError)
     for path in sorted(folder.rglob("*.json")):
         index = path.parent / "measurement.json"
         if (index.is_file() and path != index) or not is_result_file(path):

@@ -199,13 +199,9 @@ class Spectrum(Result):
         if size == 0:
             return unit
         power = order * exponent + math.log2(size)
-        require(
-            -1022 <= power < 1024,
-            "order",
-            "be that of a moment that float64 holds",
-            f"{order}, whose moment is about 1e{power * math.log10(2):+.0f}",
-            "divide the operator by its size first",
-        )
+        got = f"{order}, whose moment is about 1e{power * math.log10(2):+.0f}"
+        cure = "divide the operator by its size first"
+        require(-1022 <= power < 1024, "order", "be that of a moment that float64 holds", got, cure)
         value, stderr = (
             math.ldexp(float(part), order * exponent) for part in (unit.value, unit.stderr)
         )
@@ -328,13 +324,8 @@ class Spectrum(Result):
         require_choice(smoothing, "smoothing", ("gaussian", "maxent"))
         if smoothing == "maxent":
             fits = grid is None and width is None
-            require(
-                fits,
-                "grid and width",
-                "be None with smoothing='maxent'",
-                "others",
-                "call density.evaluate(points)",
-            )
+            expected = "be None with smoothing='maxent'"
+            require(fits, "grid and width", expected, "others", "call density.evaluate(points)")
             return self._maximum_entropy(moments)
         require(moments is None, "moments", "come with smoothing='maxent'", repr(moments))
         low, high = float(self.nodes.min()), float(self.nodes.max())
@@ -345,12 +336,8 @@ class Spectrum(Result):
             if grid is None
             else np.asarray(grid, np.float64)
         )
-        require(
-            points.ndim == 1 and points.size > 1,
-            "grid",
-            "be a 1-D array of at least two points",
-            points,
-        )
+        expected = "be a 1-D array of at least two points"
+        require(points.ndim == 1 and points.size > 1, "grid", expected, points)
         norm = 1.0 / (width * math.sqrt(2 * math.pi))
         rows = max(1, AT_ONCE // self.nodes.size)
         parts = [
@@ -595,13 +582,8 @@ class Chains(Result):
         """nβ·(L(w) − L(w*)) of every draw over the whole data."""
         known = self.full_losses is None and self.on_whole_data
         losses = self.losses if known else self.full_losses
-        require(
-            losses is not None,
-            "full_energies",
-            "have losses over the whole data",
-            "chains sampled without them",
-            'sample with baseline="full" or "both"',
-        )
+        expected, cure = "have losses over the whole data", 'sample with baseline="full" or "both"'
+        require(losses is not None, "full_energies", expected, "chains sampled without them", cure)
         return self.nbeta * (np.asarray(losses) - self.initial_loss)
 
     def to_arviz(self) -> Any:

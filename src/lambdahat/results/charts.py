@@ -427,9 +427,9 @@ def interval_series(
     return Series(name, [place for place, _ in listed], values, above, style, below=below, **look)
 
 
-def half_width(estimate: Estimate, level: float = 0.95) -> float:
-    """Half the width of the confidence interval."""
-    return student_quantile(level, estimate.dof) * float(estimate.stderr)
+def half_width(estimate: Estimate) -> float:
+    """Half the width of the 95 % confidence interval."""
+    return student_quantile(0.95, estimate.dof) * float(estimate.stderr)
 
 
 def is_wide(values: Iterable[float | None]) -> bool:

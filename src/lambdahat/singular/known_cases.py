@@ -76,10 +76,10 @@ QUICK = (
 MALA_CHAINS, MALA_STEPS, MALA_ACCEPTANCE = 32, 15_000, 0.6
 
 
-def logistic_minimum(x: Tensor, y: Tensor, iterations: int = 50) -> Tensor:
+def logistic_minimum(x: Tensor, y: Tensor) -> Tensor:
     """The w of least mean logistic loss by Newton: x (n, d), y (n,) of 0 and 1, float64."""
     w = torch.zeros(x.shape[1], dtype=x.dtype)
-    for _ in range(iterations):
+    for _ in range(50):
         p = (x @ w).sigmoid()
         w = w - torch.linalg.solve(_curvature(x, p), x.T @ (p - y) / len(y))
     return w
@@ -303,9 +303,9 @@ def _linear_model(w: Tensor) -> nn.Module:
     return model
 
 
-def perceptron_data(samples: int = 500) -> tuple[Tensor, Tensor]:
+def perceptron_data() -> tuple[Tensor, Tensor]:
     """Normal inputs and labels drawn from a random ReLU network of the same shape."""
-    inputs, hidden, outputs = MLP_SIZES
+    samples, (inputs, hidden, outputs) = 500, MLP_SIZES
     rng = generator(0, MLP)
     x = torch.randn(samples, inputs, generator=rng, dtype=torch.float64)
     first = torch.randn(inputs, hidden, generator=rng, dtype=torch.float64)
@@ -336,12 +336,7 @@ def _perceptron_truth(nbeta: float, localization: float, effort: float) -> Estim
 
 
 def mala_reference(
-    problem: Problem,
-    nbeta: float,
-    localization: float,
-    steps: int,
-    chains: int = MALA_CHAINS,
-    seed: int = 0,
+    problem: Problem, nbeta: float, localization: float, steps: int, chains: int = MALA_CHAINS
 ) -> Estimate:
     """nβ·E[L − L*] by long chains of MALA from w*: no bias but that of what has not mixed; the
     first third is left out.
@@ -357,12 +352,11 @@ def mala_reference(
         step /= 2
         kernel = mala(step, nbeta, localization, scale.to(problem.dtype))
         burn_in = int(20 / step)
-        short = sample(problem, kernel, chains, 200, seed, burn_in=burn_in, mode="batched")
+        short = sample(problem, kernel, chains, 200, burn_in=burn_in, mode="batched")
         accepted = short.diagnostics.acceptance
     third = steps // 3
-    run = sample(
-        problem, kernel, chains, steps * 2 // 30, seed, burn_in=third, thin=10, mode="batched"
-    )
+    draws = steps * 2 // 30
+    run = sample(problem, kernel, chains, draws, burn_in=third, thin=10, mode="batched")
     means = run.energies.mean(axis=1)
     status = Status.CONVERGED if run.diagnostics.rhat < RHAT else Status.NOT_MIXED
     stderr = float(means.std(ddof=1)) / math.sqrt(chains)

@@ -121,8 +121,11 @@ class Feed:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
         """The steps of one epoch from ``start`` on; a step's samples do not depend on ``start``."""
+        groups: Iterator[list[Batch]]
         if self._columns is not None:
-            groups = self._from_columns(epoch, start, self.batch_size or 1)
+            order, size = epoch_order(self.seed, epoch, self.num_samples), self.batch_size or 1
+            parts = order.to(self._home).split(size * self.accumulate)[start:]
+            groups = ([self._take(rows) for rows in part.split(size)] for part in parts)
         elif self._dataset is not None:
             groups = _group(self._from_dataset(epoch, start), self.accumulate)
         else:
@@ -147,11 +150,6 @@ class Feed:
         if self._columns is not None:
             return self._take(indices.to(self._home)).data
         return concatenate([batch.data for batch in self.problem.batches.subset(indices)])
-
-    def _from_columns(self, epoch: int, start: int, size: int) -> Iterator[list[Batch]]:
-        order = epoch_order(self.seed, epoch, self.num_samples).to(self._home)
-        for group in order.split(size * self.accumulate)[start:]:
-            yield [self._take(part) for part in group.split(size)]
 
     def _take(self, indices: Tensor) -> Batch:
         columns = self._columns

@@ -127,12 +127,8 @@ def text_parts(cell: Cell) -> tuple[list[Tensor], int]:
         return list(tokens.split([count, held_out, held_out])), MADE
     text = load_text(cell["data"])
     enough = count + held_out <= len(text.train) and held_out <= len(text.test)
-    require(
-        enough,
-        "training and held_out",
-        f"fit {len(text.train):,} and {len(text.test):,} tokens",
-        f"{count:,} and {held_out:,}",
-    )
+    expected = f"fit {len(text.train):,} and {len(text.test):,} tokens"
+    require(enough, "training and held_out", expected, f"{count:,} and {held_out:,}")
     valid = text.train[count : count + held_out]
     return [text.train[:count], valid, text.test[:held_out]], len(text.vocabulary)
 

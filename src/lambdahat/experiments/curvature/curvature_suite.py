@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -251,14 +250,10 @@ def _lines(problem: Problem, data: training.Images, steps: Lanczos) -> list[Row]
         line = landscape(problem, ritz_vector(steps, place), 1.0, POINTS, data.held_out)
         assert line.held_out is not None
         row = {"kind": "line", "direction": name, "value": float(values[place])}
-        losses = {"train": _fine(line.loss), "test": _fine(line.held_out)}
+        # along a flat direction the loss changes in its last digits
+        losses = {"train": short(line.loss, 7), "test": short(line.held_out, 7)}
         rows.append({**row, "offsets": short(line.offsets), **losses})
     return rows
-
-
-def _fine(values: Any) -> list[float]:
-    """Seven digits: along a flat direction the loss changes in its last ones."""
-    return [float(f"{float(value):.7g}") for value in values]
 
 
 def ritz_vector(steps: Lanczos, place: int) -> Tensor:

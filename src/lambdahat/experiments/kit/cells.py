@@ -245,9 +245,9 @@ def finite(values: Iterable[float]) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values]
 
 
-def short(values: Any) -> list[float]:
-    """Four digits of each: a figure needs no more."""
-    return [float(f"{float(value):.4g}") for value in values]
+def short(values: Any, digits: int = 4) -> list[float]:
+    """Some digits of each: a figure needs no more than four."""
+    return [float(f"{float(value):.{digits}g}") for value in values]
 
 
 def stems(label: str, row: Mapping[str, Any]) -> Series:

@@ -70,11 +70,11 @@ class Reading:
         dof = count - (self.count - self.dof)
         return float(stats.nct.sf(stats.t.isf(level, dof), dof, shift)) if dof > 0 else math.nan
 
-    def seeds_for(self, threshold: float, level: float, power: float = POWER) -> int | None:
-        """The number of seeds that reaches a power; None beyond MOST_SEEDS."""
+    def seeds_for(self, threshold: float, level: float) -> int | None:
+        """The number of seeds that reaches POWER; None beyond MOST_SEEDS."""
 
         def enough(count: int) -> bool:
-            return self.power(threshold, level, count) >= power
+            return self.power(threshold, level, count) >= POWER
 
         fewest = 2 + bisect_left(range(2, MOST_SEEDS + 1), True, key=enough)
         return fewest if fewest <= MOST_SEEDS else None

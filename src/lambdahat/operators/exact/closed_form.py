@@ -598,10 +598,13 @@ class Residuals:
         return self.squares_of(bends, part) if bends else {}
 
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
-        """Of these activations."""
+        """Of these activations, and of the parameters that enter by layers alone."""
         found = [_near_squares(bends, part.once, self.diagonal)]
         found += [_far_squares(bend, part, self.diagonal) for bend in bends if bend.far]
-        return _sum_squares(found, part)
+        total: Squares = {}
+        for squares in found:
+            add_squares(total, {k: square for k, square in squares.items() if k in part.layered})
+        return total
 
     def bends(self, part: Part, slope: Callable[[], Tensor]) -> list[Bend]:
         """The smooth activations of a part, given ∂ℓ/∂z (B, …) at its output; none if refused."""
@@ -643,14 +646,6 @@ class SampledResiduals(Residuals):
             own = [square.double() for name, square in found.items() if name in part.layered]
             each.append(torch.stack(own).sum(dim=(0, 1)))
         return {"": torch.stack(each)}
-
-
-def _sum_squares(found: Sequence[Squares], part: Part) -> Squares:
-    """The sum over some, of the parameters that enter by layers alone."""
-    total: Squares = {}
-    for squares in found:
-        add_squares(total, {k: square for k, square in squares.items() if k in part.layered})
-    return total
 
 
 def _bends(nodes: Sequence[Any], part: Part, slope: Tensor) -> Iterator[Bend]:

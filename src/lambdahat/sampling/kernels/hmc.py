@@ -94,7 +94,10 @@ class HMC(Kernel):
         return state, info
 
     def _prepare(self, state: State, evaluate: Evaluate) -> int:
-        """The loss and force where the chains are; 1 if they had to be evaluated."""
+        """The loss and force where the chains are; 1 if they had to be evaluated.
+
+        Not part of ``step``, which would hold the point evaluated here to its end.
+        """
         if "loss" in state.memory:
             return 0
         point = self._evaluate(state.position, state.centre, evaluate)

@@ -654,20 +654,25 @@ def bias_of_steps(
 def reduce_step_size(
     runner: AnyRunner, problem: Problem, kernel: Kernel, most: int
 ) -> tuple[Kernel, str]:
-    """A kernel whose step size is given, reduced until chains stay finite and the steps do not rule
-    them.
+    """A kernel whose step size is given, reduced until chains stay finite and, for SGLD, steps add
+    no more than half of their energy, or of a regular model's.
 
     Also a note on what was done, empty where nothing was. The chains are left at the centre.
     Refused where so many steps, ``most``, or thirty reductions do not find one.
     """
     given, note, calm, tries = kernel.step_size, "", False, 30
+    parameters = problem.num_parameters
     window = max(min(25, most // (2 * tries)), 5)
     for _ in range(max(min(tries, most // (2 * window)), 1)):
         runner.retune(kernel)
         record = runner.advance(2 * window, observe=False)
         runner.restart()
-        away = _has_escaped(record, problem.num_parameters, kernel)
-        calm = not away and not _is_heated(record, problem.num_parameters, kernel)
+        calm = not _has_escaped(record, parameters, kernel)
+        if calm and kernel.bias_formula == "steps":
+            loss, centre, heat = (record[name][:, window:] for name in ("loss", "centre", "heat"))
+            energy = kernel.nbeta * float((loss - centre).mean())
+            allowed = 0.5 * max(abs(energy), parameters / 2)  # a regular model's λ is P/2
+            calm = not kernel.step_size / 8 * float(heat.mean()) > allowed
         if calm:
             break
         kernel = dataclasses.replace(kernel, step_size=kernel.step_size / 4)
@@ -676,16 +681,6 @@ def reduce_step_size(
     cure = "leave it out to have it found, raise localization or max_gradients, or train further"
     require(calm, "step_size", "let the chains stay around the centre", got, cure)
     return kernel, note
-
-
-def _is_heated(record: Record, parameters: int, kernel: Kernel) -> bool:
-    """Whether SGLD's steps add more than half of its energy, or of a regular model's."""
-    if kernel.bias_formula != "steps":
-        return False
-    late = {name: values[:, values.shape[1] // 2 :] for name, values in record.items()}
-    energy = kernel.nbeta * float((late["loss"] - late["centre"]).mean())
-    most = max(abs(energy), parameters / 2)  # a regular model's λ
-    return kernel.step_size / 8 * float(late["heat"].mean()) > 0.5 * most
 
 
 def _has_escaped(record: Record, parameters: int, kernel: Kernel) -> bool:
