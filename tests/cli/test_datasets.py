@@ -25,7 +25,6 @@ def folder(tmp_path, monkeypatch):
     )
     monkeypatch.setitem(CATALOGUE, "mnist", entry)
     monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "cache"))
     return tmp_path / "data"
 
 

@@ -86,7 +86,6 @@ def known(monkeypatch, server, tmp_path):
     )
     monkeypatch.setitem(CATALOGUE, "known", entry)
     monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "cache"))
     return tmp_path / "data" / "known"
 
 

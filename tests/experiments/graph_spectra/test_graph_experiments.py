@@ -43,7 +43,6 @@ CLIQUES = graph(nx.disjoint_union_all([nx.complete_graph(12) for _ in range(5)])
 def folder(monkeypatch, tmp_path):
     """An empty folder of graphs."""
     monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "named"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "cache"))
     path = tmp_path / "named" / "graphs"
     path.mkdir(parents=True)
     return path
