@@ -2,9 +2,8 @@
 
 Each row is a fresh process: ``import lambdahat`` over torch's own import, and then the same call
 four times. The first call also imports the modules that it needs, from byte code that an earlier
-process left. Torch itself imports sympy at the first ``autograd.grad`` with a given vector; the
-last ratio is that of processes in which this has happened before. Times are CPU seconds, the least
-of some processes, so that other work on the machine does not count.
+process left. Times are CPU seconds, the least of some processes, so that other work on the machine
+does not count.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ CALLS = {
     "log-determinant": "lh.logdet(matrix)",
     "llc": "lh.llc(problem, chains=2, draws=100)",
 }
-SYMPY = "import torch.fx.experimental.symbolic_shapes"
 CHILD = """
 import json, sys, time
 clock = time.process_time
@@ -65,8 +63,6 @@ def measure(call: str, processes: int) -> dict[str, Any]:
         env = {**os.environ, "PYTHONPYCACHEPREFIX": cache, "PYTHONDONTWRITEBYTECODE": ""}
         run(CHILD)
         found = [run(CHILD) for _ in range(processes)]
-        ready = CHILD.replace("torch.manual_seed(0)", f"{SYMPY}\ntorch.manual_seed(0)")
-        without = min(run(ready)[2] for _ in range(processes))
     own, imported, first, again = (min(each[part] for each in found) for part in range(4))
     return {
         "import torch": own,
@@ -74,7 +70,6 @@ def measure(call: str, processes: int) -> dict[str, Any]:
         "first call": first,
         "later calls": again,
         "first / later": first / again,
-        "without torch's sympy": without / again,
         "imported meanwhile": ", ".join(found[0][4]),
     }
 

@@ -26,7 +26,7 @@ LATER = (
 
 
 SCRIPT = f"""
-import json, sys
+import gc, json, sys
 import lambdahat as lh
 alone = sorted(name for name in ("torch", "numpy", "scipy") if name in sys.modules)
 import torch
@@ -37,6 +37,7 @@ print(json.dumps({{
     "heavy": sorted(set({LATER!r}) & (set(sys.modules) - before)),
     "package": lh.operators.__name__,
     "same state": torch.equal(state, torch.get_rng_state()),
+    "collects": gc.isenabled(),
     "not completed": sorted(set(lh.__all__) - set(dir(lh))),
 }}))
 """
@@ -64,6 +65,10 @@ def test_heavy_packages_are_imported_where_they_are_used(imported):
 def test_importing_draws_no_random_number_and_prints_nothing(imported):
     assert json.loads(imported)["same state"]
     assert len(imported.splitlines()) == 1
+
+
+def test_garbage_is_collected_after_an_import(imported):
+    assert json.loads(imported)["collects"]
 
 
 def test_public_names_are_there():

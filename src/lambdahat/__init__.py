@@ -6,6 +6,9 @@ model.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -179,14 +182,32 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile.
+
+    What an import makes stays, but it is so much that Python would go through all objects of torch,
+    which takes as long as our own imports.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def __getattr__(name: str) -> Any:
     """A public name from its module, or a package of the library."""
     try:
-        value = (
-            getattr(import_module(f"lambdahat.{_HOME_OF[name]}"), name)
-            if name in _HOME_OF
-            else import_module(f"lambdahat.{name}")
-        )
+        with _uncollected():
+            value = (
+                getattr(import_module(f"lambdahat.{_HOME_OF[name]}"), name)
+                if name in _HOME_OF
+                else import_module(f"lambdahat.{name}")
+            )
     except ModuleNotFoundError as error:
         if error.name != f"lambdahat.{name}":
             raise

@@ -139,13 +139,13 @@ FREE = {
 
 @pytest.mark.parametrize(
     ("model", "most", "launches"),
-    [("perceptron", 470, 188), ("smooth perceptron", 745, 376), ("convolutions", 525, 201)],
+    [("perceptron", 478, 196), ("smooth perceptron", 774, 406), ("convolutions", 529, 209)],
 )
 def test_operations_of_a_trace(
     model: str, most: int, launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the model to the number, one batch: on a GPU the time of a small network is that of
-    starting these.
+    starting these. Two for each vector that is pulled back are of the CPU alone.
     """
     before = problem(model, 1)
     assert before.model is not None

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lambdahat._core.check import describe, message, require
 from lambdahat._core.progress import report
+from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators import linearise
 from lambdahat.operators.linearise import CONVOLUTIONS
@@ -222,9 +223,7 @@ class Pass:
         ends = [call.y for call in self.calls]
         if not ends:
             return ()
-        return torch.autograd.grad(
-            self.output, ends, vector, retain_graph=True, materialize_grads=True
-        )
+        return pull_back([self.output], ends, [vector], retain_graph=True, materialize_grads=True)
 
 
 def passes(
@@ -288,7 +287,7 @@ def _probe(problem: Problem, layers: Sequence[FactoredLayer]) -> dict[str, str]:
     first[1:], rest[:1] = 0.0, 0.0  # the first sample alone, and all the others
     inputs = [*(call.y for call in calls), *leaves.values()]
     pulled = [
-        torch.autograd.grad(output, inputs, v, retain_graph=True, materialize_grads=True)
+        pull_back([output], inputs, [v], retain_graph=True, materialize_grads=True)
         for v in (first, rest)
     ]
     grads = [g + h for g, h in zip(*pulled, strict=True)]
@@ -532,7 +531,7 @@ def per_sample_squares(
         output = join_outputs(problem.output({**values, **leaves}, take(batch, part)))
         points = list(leaves.values())
         for vector in vectors[:, part].unbind(0):
-            grads = torch.autograd.grad(output, points, vector, True, allow_unused=True)
+            grads = pull_back([output], points, [vector], retain_graph=True, allow_unused=True)
             for name, grad in zip(leaves, grads, strict=True):
                 if grad is not None:
                     out[name] += grad.to(dtype).square()

@@ -27,7 +27,6 @@ from torch._C._functorch import TransformType
 from torch._functorch.autograd_function import VmapInfo
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import get_gradient_edge
 from torch.func import grad, jvp, vmap
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -35,6 +34,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lambdahat._core.check import require_choice
+from lambdahat._core.pullback import Pullback, pull_back
 from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, as_tree, rows_of, take
@@ -781,13 +781,13 @@ def hessian_reverse(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
     grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
     require_graph([grads[i] for i in live])
-    # not the gradients themselves, a vector for each batch
-    kept = [get_gradient_edge(grads[i]) for i in live]
+    # does not hold the gradients themselves, a vector for each batch
+    kept = Pullback([grads[i] for i in live]) if live else None
 
     def product(
         tangents: Tangents, batched: bool = False, sums: ProductSums | None = None
     ) -> Parts:
-        if not kept:  # a loss linear in every parameter
+        if kept is None:  # a loss linear in every parameter
             return [torch.zeros_like(t) for t in tangents]
         return _pull(kept, parameters, [tangents[i] for i in live], batched, layers, sums)
 
@@ -877,22 +877,20 @@ def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
         multiply = _between_live(flat, make_map(tree_unflatten(constant, spec), batch))
         seeds = [torch.zeros_like(z, requires_grad=True) for z in outputs]
         layers.signals_alone = True
-        grads = torch.autograd.grad(
-            outputs, parameters, seeds, create_graph=True, allow_unused=True
-        )
+        grads = pull_back(outputs, parameters, seeds, create_graph=True, allow_unused=True)
         live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
         require_graph([grads[i] for i in live])
-        kept = [get_gradient_edge(grads[i]) for i in live]
+        jacobian, transposed = Pullback([grads[i] for i in live]), Pullback(outputs)
 
         def product(
             tangents: Tangents, batched: bool = False, sums: ProductSums | None = None
         ) -> Parts:
-            forward = _pull(kept, seeds, [tangents[i] for i in live], batched)
+            forward = _pull(jacobian, seeds, [tangents[i] for i in live], batched)
             if batched:
                 forward = list(vmap(lambda *u: tuple(multiply(list(u))))(*forward))
             else:
                 forward = multiply(forward)
-            return _pull(outputs, parameters, forward, batched, layers, sums)
+            return _pull(transposed, parameters, forward, batched, layers, sums)
 
         return product
 
@@ -924,7 +922,7 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
             live = [(z, t) for z, t in both if isinstance(z, Tensor) and z.requires_grad]
             forward = [torch.zeros_like(z) if t is None else t.detach() for z, t in live]
             multiply = _between_live(points, make_map(tree_unflatten(constant, spec), batch))
-            return _pull([z for z, _ in live], parameters, multiply(forward), False)
+            return _pull(Pullback([z for z, _ in live]), parameters, multiply(forward), False)
 
         return product
 
@@ -977,7 +975,8 @@ def hessian_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
                 "loss must be curved in the model's output for a Gauss–Newton product, got one that"
                 ' is linear in it; return logits from the model and use "cross_entropy"'
             )
-        return lambda u: _pull([slopes[i] for i in curved], live, [u[i] for i in curved], False)
+        kept = Pullback([slopes[i] for i in curved])
+        return lambda u: _pull(kept, live, [u[i] for i in curved], False)
 
     return make
 
@@ -1082,7 +1081,7 @@ def _smooth(value: Any) -> bool:
 
 
 def _pull(
-    outputs: Sequence[Any],
+    outputs: Pullback,
     inputs: Sequence[Tensor],
     seeds: Sequence[Tensor],
     batched: bool,
@@ -1093,18 +1092,16 @@ def _pull(
 
     With ``sums`` they get None, and so do those whose gradients the ``layers`` added to ``sums``.
     """
-    reached = list(range(len(inputs)))
-    options = {"retain_graph": True, "allow_unused": True}
+    reached, options = list(range(len(inputs))), {"retain_graph": True, "allow_unused": True}
 
     def pull(*seeds: Tensor) -> tuple[Tensor, ...]:
         nonlocal reached
-        grads: Parts = list(torch.autograd.grad(outputs, inputs, seeds, **options))
+        grads: Parts = list(outputs(inputs, seeds, **options))
         # of a layer whose own backward pass did not come afterwards, as where the loss is linear
         while layers is not None and layers.began:
             left, entered = zip(*layers.began.values(), strict=True)
             layers.began.clear()
-            more = torch.autograd.grad(left, inputs, entered, **options)
-            pairs = zip(grads, more, strict=True)
+            pairs = zip(grads, pull_back(left, inputs, entered, **options), strict=True)
             grads = [b if a is None else a if b is None else a + b for a, b in pairs]
         if sums is None:
             every = zip(grads, inputs, strict=True)
@@ -1217,7 +1214,8 @@ def _loss_blocks(
     def product(u: Tensor) -> Tensor:
         if not slope.requires_grad:
             return torch.zeros_like(u)
-        return torch.autograd.grad(slope, point, u, retain_graph=True, materialize_grads=True)[0]
+        (found,) = pull_back([slope], [point], [u], retain_graph=True, materialize_grads=True)
+        return cast(Tensor, found)
 
     eye = torch.eye(output[0].numel(), dtype=output.dtype, device=output.device)
     units = (unit.reshape(output.shape[1:]).expand_as(output) for unit in eye)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lambdahat._core.device import OperationWatch, default_context
+from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.curvature import Curvature
@@ -594,7 +595,7 @@ def _weights_of(
         if not (entered and pairs):
             return []
         ends, given = zip(*pairs, strict=True)
-        return list(torch.autograd.grad(ends, entered, given, materialize_grads=True))
+        return list(pull_back(ends, entered, given, materialize_grads=True))
 
     moved = problem.output(points[1], replace(batch, data=leaves))
     changes = squares([x - y for x, y in zip(pull(live), pull(moved), strict=True)])

@@ -21,6 +21,7 @@ from lambdahat._core.check import (
     require_positive,
     require_type,
 )
+from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.operators.kronecker_factors import Fisher, join_outputs
 from lambdahat.optim.descent import (
@@ -440,7 +441,7 @@ class KFAC(Descent):
             for number, vector in enumerate(vectors):
                 scaled = vector * (weight / batch.size)
                 options = {"retain_graph": True, "materialize_grads": True}
-                grads = torch.autograd.grad(output, watched, scaled, **options)
+                grads = pull_back([output], watched, [scaled], **options)
                 first = number == 0
                 for (index, x, _), g in zip(calls, grads, strict=True):
                     self._collect(sums[index], index, x, g, batch.size, forward_pass, first)

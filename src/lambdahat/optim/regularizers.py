@@ -34,6 +34,7 @@ from lambdahat._core.check import (
     require_number,
     require_type,
 )
+from lambdahat._core.pullback import pull_back
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
 from lambdahat.optim.registry import register_regularizer
@@ -95,7 +96,7 @@ class BatchProduct:
         if not outputs:
             return tuple(torch.zeros_like(parameter) for parameter in self.parameters)
         options = {"create_graph": create_graph, "retain_graph": True, "materialize_grads": True}
-        return torch.autograd.grad(outputs, self.parameters, weights, **options)
+        return pull_back(outputs, self.parameters, weights, **options)
 
 
 def batch_product(loss: Tensor, parameters: Tensors) -> BatchProduct:

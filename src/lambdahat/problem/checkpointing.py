@@ -25,6 +25,8 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from lambdahat._core.pullback import pull_back
+
 HANDLER = "_lambdahat_checkpoint"
 _CHECKPOINT = inspect.unwrap(checkpointing.checkpoint)
 OPTIONS = {
@@ -215,9 +217,7 @@ class _Recomputed(torch.autograd.Function):
             every = ((z, *seed) for z, seed in zip(ctx.run(points), seeds, strict=True))
             live = [(z, g, dg) for z, g, dg in every if z.requires_grad and g is not None]
             tops, signals = [z for z, _, _ in live], [g for _, g, _ in live]
-            gradients = torch.autograd.grad(
-                tops, wanted, signals, allow_unused=True, create_graph=moving
-            )
+            gradients = pull_back(tops, wanted, signals, allow_unused=True, create_graph=moving)
             if moving:
                 outputs = [(z, dg) for z, _, dg in live]
                 along = _along(ctx.check, wanted, gradients, tangents, outputs)
@@ -246,7 +246,7 @@ def _along(
     reached = [point for point, g in zip(points, gradients, strict=True) if g is not None]
     if not moving:
         return [None if g is None else torch.zeros_like(g) for g in gradients]
-    parts = iter(torch.autograd.grad(slopes, reached, seeds, materialize_grads=True))
+    parts = iter(pull_back(slopes, reached, seeds, materialize_grads=True))
     return [None if g is None else next(parts) for g in gradients]
 
 

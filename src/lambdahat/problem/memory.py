@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lambdahat._core.device import OperationWatch, give_back_pages
+from lambdahat._core.pullback import pull_back
 from lambdahat.problem.batches import Batch, Batches, take
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.distributed import splits
@@ -84,7 +85,7 @@ def pass_bytes(
         live = [grad for grad in grads if grad is not None and grad.requires_grad]
         with suppress(RuntimeError):  # an operation that can be differentiated only once
             zeros = [torch.zeros_like(grad) for grad in live]
-            torch.autograd.grad(live, parameters, zeros, retain_graph=True, allow_unused=True)
+            pull_back(live, parameters, zeros, retain_graph=True, allow_unused=True)
     return int(seen.peak)
 
 

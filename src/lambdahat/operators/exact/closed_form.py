@@ -31,6 +31,7 @@ from torch.autograd.graph import GradientEdge
 from torch.func import grad, vmap
 
 from lambdahat._core.progress import report
+from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators import linearise
 from lambdahat.operators.exact import layer_squares, validity
@@ -431,9 +432,7 @@ def trusted_layers(few: Few) -> Trusted:
     with twice_differentiable():
         scaled = layer_squares.in_one_pass([output], edges, [seeds])
         if scaled is None:
-            alone = torch.autograd.grad(
-                output, edges, seeds[1], retain_graph=True, allow_unused=True
-            )
+            alone = pull_back([output], edges, [seeds[1]], retain_graph=True, allow_unused=True)
             scaled = [None if part is None else part.unsqueeze(0) for part in alone]
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for (prefix, call), other in zip(within.items(), scaled, strict=True):
@@ -530,7 +529,7 @@ def _sample_gradients(
     def one(sample: Batch, signal: Tensor) -> tuple[Tensor, ...]:
         inputs = [leaves[name] for name in names]
         output = problem.output(leaves, sample)
-        return torch.autograd.grad(output, inputs, signal.unsqueeze(0), materialize_grads=True)
+        return pull_back([output], inputs, [signal.unsqueeze(0)], materialize_grads=True)
 
     def gradients(part: Batch, signals: Tensor) -> dict[str, Tensor]:
         columns, single = rows_of(part)
@@ -650,7 +649,7 @@ class SampledResiduals(Residuals):
 
 def _bends(nodes: Sequence[Any], part: Part, slope: Tensor) -> Iterator[Bend]:
     tops = [GradientEdge(node, 0) for node in nodes]
-    deltas = torch.autograd.grad(part.output, tops, slope.to(part.output.dtype), retain_graph=True)
+    deltas = pull_back([part.output], tops, [slope.to(part.output.dtype)], retain_graph=True)
     lefts = {(call.left.node, call.left.output_nr): prefix for prefix, call in part.once.items()}
     for node, delta in zip(nodes, deltas, strict=True):
         edge = GradientEdge(*node.next_functions[0])
@@ -666,8 +665,8 @@ def second_slope(node: Any, delta: Tensor, edge: GradientEdge) -> Tensor:
     slope = node(delta)
     if not slope.requires_grad:
         return torch.zeros_like(slope)
-    (found,) = torch.autograd.grad(
-        slope, edge, torch.ones_like(slope), retain_graph=True, allow_unused=True
+    (found,) = pull_back(
+        [slope], [edge], [torch.ones_like(slope)], retain_graph=True, allow_unused=True
     )
     return torch.zeros_like(slope) if found is None else found
 

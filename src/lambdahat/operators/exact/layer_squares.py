@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 
+from lambdahat._core.pullback import Pullback
 from lambdahat.operators.linearise import CONVOLUTIONS, Leaves, windows
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
@@ -156,8 +157,9 @@ def pull_squares(
         if 1 < len(some[0]) <= together:
             back = in_one_pass(tops, edges, some)
         if back is None:
+            pull = Pullback(tops)
             columns = [
-                torch.autograd.grad(tops, edges, seed, retain_graph=True, allow_unused=True)
+                pull(edges, seed, retain_graph=True, allow_unused=True)
                 for seed in zip(*some, strict=True)
             ]
             back = [None if found[0] is None else found for found in zip(*columns, strict=True)]
@@ -211,9 +213,10 @@ def in_one_pass(
     ``is_grads_batched`` has no rules for convolutions and pooling and would loop over the seeds.
     """
     below: list[bool] = []
+    pull = Pullback(tops)
 
     def back(*seed: Tensor) -> tuple[Tensor, ...]:
-        found = torch.autograd.grad(tops, inputs, seed, retain_graph=True, allow_unused=True)
+        found = pull(inputs, seed, retain_graph=True, allow_unused=True)
         below[:] = [part is not None for part in found]
         return tuple(part for part in found if part is not None)
 

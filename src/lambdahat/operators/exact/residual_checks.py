@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators.exact import closed_form, validity
 from lambdahat.operators.exact.closed_form import Bend, Part, Residuals, Trusted
@@ -274,7 +275,7 @@ def _stretch_check(
     tops, bends = [GradientEdge(node, 0) for node in stretch.bends], []
     deltas: Sequence[Any] = ()
     if tops:
-        deltas = torch.autograd.grad([top], tops, [mix], retain_graph=True, allow_unused=True)
+        deltas = pull_back([top], tops, [mix], retain_graph=True, allow_unused=True)
     for node, delta in zip(stretch.bends, deltas, strict=True):
         if delta is not None:
             edge = GradientEdge(*node.next_functions[0])
@@ -363,9 +364,7 @@ def _products(likes: Sequence[Tensor], rng: torch.Generator) -> list[Tensor]:
 
 def _slopes(tops: Sequence[Any], leaves: Leaves, seeds: Sequence[Tensor]) -> dict[str, Tensor]:
     """Σ (∂top/∂θ)ᵀ seed of each parameter, to be differentiated once more."""
-    found = torch.autograd.grad(
-        tops, list(leaves.values()), seeds, create_graph=True, materialize_grads=True
-    )
+    found = pull_back(tops, list(leaves.values()), seeds, create_graph=True, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 
 
@@ -377,4 +376,4 @@ def _along(
     if not live:
         return [torch.zeros_like(point) for point in points]
     tops, seeds = zip(*live, strict=True)
-    return torch.autograd.grad(tops, points, seeds, retain_graph=True, materialize_grads=True)
+    return pull_back(tops, points, seeds, retain_graph=True, materialize_grads=True)

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lambdahat._core.device import OperationWatch
+from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators import linearise
 from lambdahat.operators.exact.layer_squares import Calls, record_layers
@@ -93,8 +94,13 @@ class Few:
         for graph in (True, False) if twice else (False,):
             try:
                 with twice_differentiable():
-                    found = torch.autograd.grad(
-                        self.output, inputs, mix, True, create_graph=graph, allow_unused=True
+                    found = pull_back(
+                        [self.output],
+                        inputs,
+                        [mix],
+                        retain_graph=True,
+                        create_graph=graph,
+                        allow_unused=True,
                     )
                 break
             # an operation that can be differentiated only once
@@ -426,7 +432,7 @@ def _bends_along(
     for group in groups:
         points, moved, along = ([of[name] for name in group] for of in (leaves, slopes, directions))
         try:
-            found = torch.autograd.grad(moved, points, along, retain_graph=True, allow_unused=True)
+            found = pull_back(moved, points, along, retain_graph=True, allow_unused=True)
         # an operation that can be differentiated only once
         except (RuntimeError, NotImplementedError):
             continue
