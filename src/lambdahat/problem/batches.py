@@ -29,6 +29,7 @@ from lambdahat._core.check import describe, message, require, require_count
 from lambdahat._core.storage import update_digest
 
 CACHE_FRACTION = 0.25
+FITS = 1 << 26  # bytes that are taken without a look at the free memory
 
 
 class Columns(dict[str, Any]):
@@ -189,20 +190,34 @@ class Batches:
 
     def subset(self, indices: Tensor, batch_size: int | None = None) -> Batches:
         """The samples at sorted ``indices``, in batches of ``batch_size`` or as they fall."""
-
-        def chosen() -> Iterator[Any]:
-            start = 0
-            for batch in self:
-                inside = indices[(indices >= start) & (indices < start + batch.size)] - start
-                start += batch.size
-                if len(inside):
-                    yield take(batch, inside.to(self.device)).data
-
-        passes: Callable[[], Iterable[Any]] = chosen
+        passes: Callable[[], Iterable[Any]] = partial(self._rows, indices)
         if batch_size is not None:
             require_count(batch_size, "batch_size")
-            passes = partial(_slices, concatenate(list(chosen())), batch_size)
+            passes = partial(_slices, concatenate(list(passes())), batch_size)
         return Batches(passes, self.device, self.dtype)
+
+    def _rows(self, indices: Tensor) -> Iterator[Any]:
+        start = 0
+        for batch in self:
+            inside = indices[(indices >= start) & (indices < start + batch.size)] - start
+            start += batch.size
+            if len(inside):
+                yield take(batch, inside.to(self.device)).data
+
+    def gather(self, indices: Tensor) -> Batch:
+        """The samples at ``indices``, in this order, as one batch."""
+        if len(self) == 1:  # nothing to read on a GPU
+            return take(self.first(), indices.to(self.device))
+        places, order = indices.cpu().sort()
+        whole = Batch(concatenate(list(self._rows(places))), len(places))
+        return take(whole, order.argsort().to(self.device))
+
+    def only(self, batch: Batch) -> Batches:
+        """One batch of samples of these, which need no second look."""
+        other = copy.copy(self)
+        other._passes, other._kept, other.raw = lambda: [batch.data], [batch], None
+        other.sizes, other.num_samples, other.sums = [batch.size], batch.size, []
+        return other
 
     def cut(self, rows: int) -> Batches:
         """The same samples in the same order, each batch cut into pieces of at most ``rows``."""
@@ -271,10 +286,10 @@ def _sums(data: Any) -> list[Tensor]:
 
 def cache_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch] | None:
     """The batches as a list where they fit in a quarter of the free memory, else None."""
-    room, kept = CACHE_FRACTION * free_memory(device), []
+    taken, kept = 0, []
     for batch in batches:
-        room -= _bytes(batch.data)
-        if room < 0:
+        taken += _bytes(batch.data)
+        if taken > FITS and taken > CACHE_FRACTION * free_memory(device):
             return None
         kept.append(batch)
     return kept
