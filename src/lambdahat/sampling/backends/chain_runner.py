@@ -22,7 +22,7 @@ from lambdahat.problem.batches import Batch
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.evaluators import Parameters
 from lambdahat.sampling.backends.minibatches import Minibatches
-from lambdahat.sampling.kernels import Kernel, Streams
+from lambdahat.sampling.kernels import Evaluate, Kernel, Streams
 
 RECORD_AFTER = 1000  # calls; recording takes about a second when it is the first in a process
 LossAndGradient = tuple[Tensor, Tensor]
@@ -241,11 +241,7 @@ def on_batches(
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """The options of a run besides the kernel; see ``sample``.
-
-    ``observes`` says whether draws need more than the kernel reports: losses over the whole data,
-    parameters, or functions of them.
-    """
+    """The options of a run besides the kernel; see ``sample``."""
 
     seed: int = 0
     batch_size: int | None = None
@@ -258,7 +254,6 @@ class ChainPlan:
     keep_parameters: bool = False
     observables: Mapping[str, Observable] = field(default_factory=dict)
     averages: Mapping[str, Observable] = field(default_factory=dict)
-    observes: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         require_count(self.accumulate, "accumulate")
@@ -273,9 +268,11 @@ class ChainPlan:
                 isinstance(key, str) and callable(value) for key, value in functions.items()
             )
             require(fine, name, expected, functions, "", TypeError)
-        observes = self.full_losses or self.keep_parameters
-        observes = observes or bool(self.observables) or bool(self.averages)
-        object.__setattr__(self, "observes", observes)
+
+    @property
+    def observes(self) -> bool:
+        """Whether draws need more than the kernel reports."""
+        return bool(self.full_losses or self.keep_parameters or self.observables or self.averages)
 
 
 @dataclass(frozen=True)
@@ -340,11 +337,7 @@ class Runner:
         """Continue with other settings from the present positions."""
         was, self.kernel = self.kernel, kernel
         before, after = was.localization, kernel.localization
-        if isinstance(before, Tensor) and isinstance(after, Tensor):
-            tied = torch.equal(before, after)
-        else:
-            numbers = isinstance(before, int | float) and isinstance(after, int | float)
-            tied = numbers and before == after
+        tied = type(before) is type(after) and bool(torch.as_tensor(before == after).all())
         if type(was) is not type(kernel) or was.nbeta != kernel.nbeta or not tied:
             self._forget()  # what was remembered belongs to another posterior
         elif was.step_size != kernel.step_size:
@@ -391,10 +384,8 @@ class Runner:
         pull = self.kernel.scaled(self.kernel.scaled_force(away * gamma))  # type: ignore[operator]
         with self.gradients.context():
             for _ in range(batches):
-                index, centre = source.draw(self.rng, count)
-                loss, gradient = on_batches(
-                    self.gradients, position, source, index, self.plan.accumulate
-                )
+                evaluate, centre = self._draw_batch()
+                loss, gradient = evaluate(position)
                 energies.append((loss - centre).double())
                 works.append(torch.linalg.vecdot(gradient, away).double())
                 pulls.append(torch.linalg.vecdot(gradient, pull).double())
@@ -415,14 +406,8 @@ class Runner:
         gamma: Any = self.kernel.localization
         with self.gradients.context():
             for _ in range(2 if source is not None and source.whole is None else 1):
-                if source is None:
-                    _, gradient = full_data(self.gradients, position)
-                else:
-                    index, _ = source.draw(self.rng, len(self.chains))
-                    _, gradient = on_batches(
-                        self.gradients, position, source, index, self.plan.accumulate
-                    )
-                seen.append(self.kernel.nbeta * gradient)
+                evaluate, _ = self._draw_batch()
+                seen.append(self.kernel.nbeta * evaluate(position)[1])
         self.gradients_spent += len(seen)
         tie = gamma * (position - self.state.centre)
         return {"first": seen[0], "second": seen[-1], "tie": tie}
@@ -461,19 +446,9 @@ class Runner:
 
     def _step(self) -> tuple[Tensor, ...]:
         """One step, and what it adds to each of the ``traces``, (chains,)."""
-        source, kernel, gradients = self.source, self.kernel, self.gradients
         self.state.forces = self.plan.forces
-        if source is None:
-            self.state, info = kernel.step(
-                self.state, lambda at: full_data(gradients, at), self.rng
-            )
-            centre = torch.full_like(info.loss, self.setup.centre_loss)
-        else:
-            index, centre = source.draw(self.rng, len(self.chains))
-            parts = self.plan.accumulate
-            self.state, info = kernel.step(
-                self.state, lambda at: on_batches(gradients, at, source, index, parts), self.rng
-            )
+        evaluate, centre = self._draw_batch()
+        self.state, info = self.kernel.step(self.state, evaluate, self.rng)
         if self.plan.bound is not None:
             self._keep_within(self.plan.bound)
         self.gradients_spent += info.gradients
@@ -481,6 +456,17 @@ class Runner:
         forces = info.force_square, info.virial, info.work, info.heat, info.recycled
         seen = info.loss, centre, info.distance, acceptance, *forces
         return tuple(value for value in seen if value is not None)
+
+    def _draw_batch(self) -> tuple[Evaluate, Tensor]:
+        """The loss and gradient of each chain on its next batch, as a function of the positions,
+        and the loss at the centre on that batch, (chains,).
+        """
+        source, gradients, parts = self.source, self.gradients, self.plan.accumulate
+        if source is None:
+            centre = torch.full_like(self.bounded, self.setup.centre_loss, dtype=torch.float64)
+            return lambda at: full_data(gradients, at), centre
+        index, centre = source.draw(self.rng, len(self.chains))
+        return lambda at: on_batches(gradients, at, source, index, parts), centre
 
     def _keep_within(self, bound: float) -> None:
         """Pull chains beyond ``bound`` back onto the sphere of that radius, and count it."""

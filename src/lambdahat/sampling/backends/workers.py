@@ -186,21 +186,18 @@ class SpreadRunner:
     """Chains of which this rank's ``runner`` advances those numbered ``own``; what they show is
     gathered.
 
-    The interface is that of ``Runner``. A rank without a chain of its own runs the first once more,
-    which nobody sees.
+    All else is that of the rank's runner. A rank without a chain of its own runs the first once
+    more, which nobody sees.
     """
 
     def __init__(
         self, problem: Problem, runner: Runner | ForkedRunner, own: Sequence[int], chains: int
     ) -> None:
         self._problem, self._runner = problem, runner
-        self.chains, self.own, self.setup = tuple(range(chains)), tuple(own), runner.setup
-        self.skip, self.restart, self.resize = runner.skip, runner.restart, runner.resize
-        self.retune, self.close = runner.retune, runner.close
+        self.chains, self.own = tuple(range(chains)), tuple(own)
 
-    @property
-    def kernel(self) -> Kernel:
-        return self._runner.kernel
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
 
     @property
     def positions(self) -> Tensor:
@@ -209,18 +206,6 @@ class SpreadRunner:
     @property
     def bounded(self) -> Tensor:
         return self.gather(self._runner.bounded)
-
-    @property
-    def steps(self) -> int:
-        return self._runner.steps
-
-    @property
-    def gradients_spent(self) -> int:
-        return self._runner.gradients_spent
-
-    @property
-    def batch_size(self) -> int:
-        return self._runner.batch_size
 
     def advance(self, draws: int, observe: bool = True) -> Record:
         return self._gather_record(self._runner.advance(draws, observe))
