@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -241,15 +240,8 @@ def step_bias(chains: Chains) -> Estimate | None:
         return chains.step_bias
     fine = np.isfinite(chains.energies).all(axis=1)
     raw = float(chains.energies[fine].mean())
-    shares = step_shares(chains.step_size, chains.localization, work[fine], heat[fine], raw)
-    return Estimate(0.0, max(shares.bias, (shares.whole - shares.bias) / 2))
-
-
-class StepShares(NamedTuple):
-    """What steps add on average: all of it, and what is left in the loss."""
-
-    whole: float
-    bias: float
+    whole, left = step_shares(chains.step_size, chains.localization, work[fine], heat[fine], raw)
+    return Estimate(0.0, max(left, (whole - left) / 2))
 
 
 def loss_degree(work: Array, raw: float) -> float:
@@ -260,8 +252,9 @@ def loss_degree(work: Array, raw: float) -> float:
 
 def step_shares(
     step_size: float, localization: float | Tensor, work: Array, heat: Array, raw: float
-) -> StepShares:
-    """What the finite, noisy steps of SGLD add to the mean ``raw`` of nβ(L − L*).
+) -> tuple[float, float]:
+    """What the finite, noisy steps of SGLD add to the mean ``raw`` of nβ(L − L*): all of it, and
+    what is left in the loss.
 
     A step is w' = w − (ε/2)F + √ε·ξ with F = ∇U + ζ, ζ the noise of the batch of covariance Σ. With
     r² = ‖w − w*‖², u = (w − w*)·nβ∇L (``work``) and G = nβ∇L·∇U (``heat``) on batches, E[r'²] =
@@ -285,14 +278,13 @@ def step_shares(
     unit = step_size / (4 * loss_degree(work, raw))
     whole = unit * float(heat.mean())
     if work.shape[1] < 3:
-        return StepShares(whole, whole)
+        return whole, whole
     near, far = (0.5 * float(np.square(work[:, lag:] - work[:, :-lag]).mean()) for lag in (1, 2))
     tie = float(localization.min()) if isinstance(localization, Tensor) else localization
     pull = unit * tie * (2 * near - far)
     if not 0 < pull < raw or whole <= 0:
-        return StepShares(whole, whole)
-    kept = min(max((whole - pull) / (1 - pull / raw) / whole, 0.0), 1.0)
-    return StepShares(whole, whole * kept)
+        return whole, whole
+    return whole, whole * min(max((whole - pull) / (1 - pull / raw) / whole, 0.0), 1.0)
 
 
 def _from_steps(chains: Chains, energies: Array, bias: Estimate, parameters: int) -> ChainReading:

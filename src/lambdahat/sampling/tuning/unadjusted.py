@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -202,8 +203,10 @@ def require_enough(
 
 
 @dataclass(frozen=True)
-class Coarse:
-    """Draws at twice the time step, their kernel, and the noise of batches there."""
+class Draws:
+    """What shows the bias of a kernel's steps: energies, work and heat of its draws, and the noise
+    of batches there.
+    """
 
     kernel: Kernel
     energies: Array
@@ -229,7 +232,6 @@ class StepPilot:
     lengths: Lengths
     seed: int
     request: SamplingRequest
-    _subsample: Problem | None = None  # on which curvatures along the way are measured
     _measured: int = 0  # curvatures so far
     _largest: float = 0.0  # of these curvatures
     _halvings: int = 0  # of the step, after chains that diverged
@@ -237,26 +239,30 @@ class StepPilot:
     _trace: float = 0.0  # total variance of ∇U over batches
     _moments: CurvatureMoments | None = None
 
-    def tune(self, batch_given: bool) -> tuple[Kernel, dict[str, str], Coarse]:
-        """Find time step and batch size, burn in, and draw at twice the step.
-
-        Returns the kernel ready to draw, its reasons, and the draws at twice its step.
-        """
-        runner, problem, request = self.runner, self.problem, self.request
-        few, at_once = min(POWER_SAMPLES, problem.num_samples), POWER_SAMPLES
+    @cached_property
+    def _subsample(self) -> Problem:
+        """The problem on the samples on which curvatures along the way are measured."""
+        problem, few, at_once = self.problem.alone(), POWER_SAMPLES, POWER_SAMPLES
         if problem.num_parameters > LARGE:
             # A product of all 1,024 samples would cost more than the steps between two of them.
-            few, at_once = min(few, 2 * runner.batch_size), default_batch(problem)
-        self._subsample = problem.alone()
-        if problem.norm != "train" and problem.has_data and few < problem.num_samples:
-            self._subsample = self._subsample.subsample(few, self.seed, min(few, at_once))
+            few, at_once = min(few, 2 * self.runner.batch_size), default_batch(problem)
+        if problem.norm == "train" or not problem.has_data or few >= problem.num_samples:
+            return problem
+        return problem.subsample(few, self.seed, min(few, at_once))
+
+    def tune(self, batch_given: bool) -> tuple[Kernel, dict[str, str], Draws | None]:
+        """Find time step and batch size, burn in, and draw at twice the step.
+
+        Returns the kernel ready to draw, its reasons, and the draws at twice its step, if any.
+        """
+        runner, problem, request = self.runner, self.problem, self.request
         step, why = self._measure_curvature(problem.vector.unsqueeze(0))
         tie = self._mean_localization
         self._friction = 2 * (tie * self._largest) ** 0.25 if tie else math.sqrt(self._largest) / 4
         # The pilot runs in windows that double. After each, the largest curvature of U is measured
         # where chains are, and the step follows it. A window in which a chain leaves all bounds is
         # repeated from w* with half the step.
-        steps, done, record = self.lengths.pilot, 0, None
+        steps, done, last = self.lengths.pilot, 0, None
         window = max(steps // 16, 4)
         while done < steps:
             report("pilot", done, steps)
@@ -267,11 +273,11 @@ class StepPilot:
             if _has_escaped(seen, problem.num_parameters, self.kernel):
                 step, self._moments = self._halve_step(step), None
                 continue
-            record = seen
+            last = seen
             step, why = self._measure_curvature(runner.positions[:POWER_CHAINS])
             window *= 2
         report("pilot", steps, steps)
-        energy = math.nan if record is None else self._settle(record)
+        energy = math.nan if last is None else self._settle(last)
         # Smaller steps or larger batches where the noise of batches heats the chains; then a mass.
         name = type(self.kernel).__name__
         reasons = {"kernel": f"{name}: one gradient per step", "step_size": why}
@@ -300,18 +306,16 @@ class StepPilot:
             for piece in in_pieces("burn-in", burn_in):
                 runner.skip(piece)
             runner.retune(dataclasses.replace(rough, **rough.frozen))
-            count = min(self.lengths.coarse, self._steps_left)
-            coarse = Coarse(rough, np.empty((0, 0)), {}, {})
+            count, coarse = min(self.lengths.coarse, self._steps_left), None
             if count >= FEWEST_DRAWS:
                 seen = runner.advance(count, observe=False)
                 if _has_escaped(seen, problem.num_parameters, rough):
                     step = self._halve_step(step)
                     burn_in = max(min(burn_in, self._steps_left // 2), 1)
                     continue
-                energies = (rough.nbeta * (seen["loss"] - seen["centre"])).numpy()
-                arrays: dict[str, Array] = {}
-                arrays.update((k, seen[k].numpy()) for k in ("work", "heat") if k in seen)
-                coarse = Coarse(rough, energies, arrays, _mean_noise(runner))
+                record: dict[str, Array] = {name: part.numpy() for name, part in seen.items()}
+                energies = rough.nbeta * (record["loss"] - record["centre"])
+                coarse = Draws(rough, energies, record, _mean_noise(runner))
             kernel = self._kernel_at(step)
             kernel = dataclasses.replace(kernel, **kernel.frozen)
             runner.retune(kernel)
@@ -363,7 +367,6 @@ class StepPilot:
         Returns the time step that is stable at the largest curvature so far, and the reason.
         """
         kernel, part, scaled = self.kernel, self._subsample, self.kernel.scale is not None
-        assert part is not None
         gamma = kernel.gamma(torch.max)
         for theta in positions:
             self._measured += 1
@@ -377,9 +380,7 @@ class StepPilot:
                     norm = float(vector.norm())
                     if norm == 0 or not math.isfinite(norm):
                         break
-                    unit = vector / norm
-                    if scaled:
-                        unit = kernel.scaled(unit)
+                    unit = kernel.scaled(vector / norm)
                     vector = kernel.nbeta * (operator @ unit.to(operator.dtype)).to(unit)
                     if scaled:
                         vector = kernel.scaled_force(vector.add_(unit, alpha=gamma))
@@ -579,14 +580,7 @@ class StepPilot:
             self.runner.resize(size, self.runner.setup.plan.accumulate * -(-size // piece))
 
 
-def explained_bias(
-    kernel: Kernel,
-    energies: Array,
-    record: Mapping[str, Array],
-    trace: float,
-    share: float,
-    parameters: int,
-) -> tuple[float, float]:
+def explained_bias(draws: Draws, share: float, parameters: int) -> tuple[float, float]:
     """What first-order theory says that finite, noisy steps add to the mean energy, NaN if there is
     no formula; and the standard deviation of what it leaves out.
 
@@ -594,28 +588,22 @@ def explained_bias(
     localization is known between two bounds only: ``share``, which is right if V does not depend on
     w, and 1.
     """
-    raw = float(energies.mean())
+    kernel, raw = draws.kernel, float(draws.energies.mean())
     if kernel.bias_formula == "none":
         return math.nan, BIAS_PRIOR_WITHOUT_FORMULA * abs(raw)
     if kernel.bias_formula == "steps":
         gamma: Any = kernel.localization
-        value = step_shares(kernel.step_size, gamma, record["work"], record["heat"], raw).bias
+        work, heat = draws.record["work"], draws.record["heat"]
+        _, value = step_shares(kernel.step_size, gamma, work, heat, raw)
         return value, 0.25 * abs(value) + BIAS_PRIOR * abs(raw)
-    degree = loss_degree(record["work"], raw)
+    trace, degree = draws.noise["trace"], loss_degree(draws.record["work"], raw)
     least, most = (kernel.noise_bias(trace, part, degree, raw, parameters) for part in (share, 1.0))
     value = (least + most) / 2
     return value, 0.25 * abs(value) + (most - least) / 2 + BIAS_PRIOR * abs(raw)
 
 
-def bias_of_steps(
-    kernel: Kernel,
-    energies: Array,
-    record: Mapping[str, Array],
-    noise: Mapping[str, float],
-    coarse: Coarse | None,
-    parameters: int,
-) -> Estimate:
-    """What finite, noisy steps add to the mean of ``energies``, with its standard error.
+def bias_of_steps(draws: Draws, coarse: Draws | None, parameters: int) -> Estimate:
+    """What finite, noisy steps add to the mean energy of ``draws``, with its standard error.
 
     A formula explains part of it (``explained_bias``). What it leaves, b at h and (1 + f)·b at 2h,
     has mean 0 and the formula's doubt as standard deviation a priori. The draws at 2h measure it:
@@ -625,23 +613,21 @@ def bias_of_steps(
     is least. Where D contradicts the prior by more than two standard deviations, half of the
     contradiction goes into the error.
     """
-    raw, trace = float(energies.mean()), noise["trace"]
+    raw, trace = float(draws.energies.mean()), draws.noise["trace"]
     # the share of the noise that heats the loss; the rest heats the localization
-    share = min(max(1 - noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
-    explained, prior = explained_bias(kernel, energies, record, trace, share, parameters)
+    share = min(max(1 - draws.noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
+    explained, prior = explained_bias(draws, share, parameters)
     known = math.isfinite(explained)
     formula = explained if known else 0.0
-    if coarse is None or coarse.energies.size == 0:
+    if coarse is None:
         return Estimate(formula, prior)
-    linear = kernel.inertial and abs(formula) > 0.005 * abs(raw)
+    linear = draws.kernel.inertial and abs(formula) > 0.005 * abs(raw)
     factor = 1.0 if linear else 3.0
     # the share is taken from all draws at h: the few measurements at 2h would make it noisier, and
     # it is the same there
-    there, _ = explained_bias(
-        coarse.kernel, coarse.energies, coarse.record, coarse.noise["trace"], share, parameters
-    )
+    there, _ = explained_bias(coarse, share, parameters)
     difference = float(coarse.energies.mean()) - (there if known else 0.0) - (raw - formula)
-    fine, rough = blocked_error(energies) ** 2, blocked_error(coarse.energies) ** 2
+    fine, rough = (blocked_error(part.energies) ** 2 for part in (draws, coarse))
     total = fine + rough + (factor * prior) ** 2
     weight = max((factor * prior**2 - fine) / total, 0.0) if total > 0 else 0.0
     squares = (2 * weight + weight**2) * fine + weight**2 * rough
@@ -732,13 +718,11 @@ def draw_by_steps(
                 if isinstance(kernel, Kinetic):
                     means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
                 chains = dataclasses.replace(chains, noise=means)
-                fine = ~chains.diagnostics.diverged
-                if coarse is not None and fine.any() and chains.work is not None:
-                    record = {"work": chains.work[fine]}
-                    if chains.heat is not None:
-                        record["heat"] = chains.heat[fine]
-                    energies = chains.energies[fine]
-                    bias = bias_of_steps(kernel, energies, record, means, coarse, parameters)
+                fine, work, heat = ~chains.diagnostics.diverged, chains.work, chains.heat
+                if tuned and fine.any() and work is not None and heat is not None:
+                    record = {"work": work[fine], "heat": heat[fine]}
+                    draws = Draws(kernel, chains.energies[fine], record, means)
+                    bias = bias_of_steps(draws, coarse, parameters)
                     chains = dataclasses.replace(chains, step_bias=bias)
             reading = read(chains, parameters, request.baseline == "full")
             if request.draws is not None or not going or chains.diagnostics.diverged.any():
