@@ -26,7 +26,7 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, LearningCoefficient, Sensitivity, Status
 from lambdahat.sampling._sample import SamplingRequest, SamplingRun, Watch, place
 from lambdahat.sampling.backends import MODES
-from lambdahat.sampling.backends.chain_runner import ChainPlan, Observable
+from lambdahat.sampling.backends.chain_runner import ChainPlan
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samples
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
 from lambdahat.sampling.kernels import HMC, KERNELS, Kernel, Localization
@@ -390,11 +390,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """
     given = dict(settings)
     inverse_temperature(given.pop("nbeta", "n/log n"), 1000, 512)
-    given.pop("seed", None)
-    known = {field.name for field in dataclasses.fields(ChainPlan)}
-    known -= {"thin", "full_losses", "forces"}  # of sample alone
-    plan = ChainPlan(**{name: given.pop(name) for name in known if given.get(name) is not None})
-    request = sampling_request(1.0, {name: given[name] for name in given if name not in known})
+    request, plan = read_settings(1.0, given)
     require_choice(request.mode, "mode", MODES)
     kernel = request.kernel
     fixed = not request.tuned or kernel is not None or plan.batch_size is not None
@@ -407,10 +403,12 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         require_enough(request.limit, *counts)
 
 
-def sampling_request(nbeta: float, given: Mapping[str, Any]) -> SamplingRequest:
-    """The settings of ``llc`` as a request; a cure for those that have another name elsewhere."""
+def read_settings(nbeta: float, given: Mapping[str, Any]) -> tuple[SamplingRequest, ChainPlan]:
+    """The settings of ``llc``; errors have a cure for those with another name elsewhere."""
     known = {field.name for field in dataclasses.fields(SamplingRequest) if field.init}
-    unknown = sorted(set(given) - known)
+    own = {field.name for field in dataclasses.fields(ChainPlan)}
+    own -= {"thin", "full_losses", "forces"}  # of sample alone
+    unknown = sorted(set(given) - known - own)
     if unknown:
         ours = [
             f"{NAMES_ELSEWHERE[name]} for {name}" for name in unknown if name in NAMES_ELSEWHERE
@@ -418,45 +416,28 @@ def sampling_request(nbeta: float, given: Mapping[str, Any]) -> SamplingRequest:
         cure = f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
         cure = f"write {', '.join(ours)}" if ours else cure
         raise TypeError(message("options", "be those of llc and sample", ", ".join(unknown), cure))
-    return SamplingRequest(nbeta, **given)
+    options = {name: given[name] for name in own if given.get(name) is not None}
+    request = SamplingRequest(nbeta, **{name: given[name] for name in given if name in known})
+    return request, ChainPlan(forces=True, **options)
 
 
-def draw(
-    problem: Problem,
-    nbeta: float,
-    /,
-    *,
-    seed: int = 0,
-    batch_size: int | None = None,
-    shared_batches: bool = False,
-    accumulate: int = 1,
-    bound: float | None = None,
-    observables: Mapping[str, Observable] | None = None,
-    averages: Mapping[str, Observable] | None = None,
-    keep_parameters: bool = False,
-    **settings: Any,
-) -> SamplingRun:
+def draw(problem: Problem, nbeta: float, /, **settings: Any) -> SamplingRun:
     """Sample the kernel that suits the problem; a pilot run tunes the settings that are not given.
 
     What is estimated, nβ and γ, is fixed before the first step. Problems of up to 15 parameters, or
     500 without data, are sampled by HMC on the whole data, which has no bias; larger ones by
     kinetic Langevin dynamics, on the whole data where that is cheap, else on mini-batches.
+    ``settings`` are those of ``llc``; a kernel among them must have this nβ.
     """
     require_problem(problem)
+    batch_size, kernel = settings.get("batch_size"), settings.get("kernel")
     if batch_size is not None:
         require_count(batch_size, "batch_size", 1, problem.num_samples)
-    request = sampling_request(nbeta, settings)
-    plan = ChainPlan(
-        seed,
-        batch_size,
-        shared_batches,
-        accumulate,
-        bound=bound,
-        forces=True,
-        keep_parameters=keep_parameters,
-        observables=observables or {},
-        averages=averages or {},
-    )
+    if isinstance(kernel, Kernel):
+        same, got = math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), f"one at {kernel.nbeta:.6g}"
+        cure = 'give its name, such as "hmc", and its settings apart'
+        require(same, "kernel", f"have nbeta = {nbeta:.6g}", got, cure)
+    request, plan = read_settings(nbeta, settings)
     frozen = problem.at(problem.vector)
     cheap, joined = whole_is_cheap(frozen), frozen
     # the number of batches would be most of the cost
@@ -475,8 +456,8 @@ def draw(
     kernel = place(kernel, frozen)
     if whole:
         pieces = 1 if tiny else -(-joined.num_samples // PIECE_SAMPLES)
-        accumulate = max(accumulate, pieces)
-        plan = dataclasses.replace(plan, batch_size=joined.num_samples, accumulate=accumulate)
+        pieces = max(plan.accumulate, pieces)
+        plan = dataclasses.replace(plan, batch_size=joined.num_samples, accumulate=pieces)
     if isinstance(kernel, HMC):
         run = draw_by_trajectories(joined, kernel, request, plan)
     else:  # an exact kernel sees the whole data anyway
@@ -507,13 +488,3 @@ def default_kernel(problem: Problem, step_size: float | None, batch_size: int | 
     whole = batch_size is None or batch_size == problem.num_samples
     small = problem.num_parameters <= HMC_PARAMETERS[problem.has_data]
     return "hmc" if whole and small and whole_is_cheap(problem) else "kinetic"
-
-
-def draw_at(problem: Problem, nbeta: float, **settings: Any) -> SamplingRun:
-    """Chains at nβ with ``settings`` as for ``llc``; a kernel among these must have that nβ."""
-    kernel = settings.get("kernel")
-    if isinstance(kernel, Kernel):
-        same, got = math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), f"one at {kernel.nbeta:.6g}"
-        cure = 'give its name, such as "hmc", and its settings apart'
-        require(same, "kernel", f"have nbeta = {nbeta:.6g}", got, cure)
-    return draw(problem, nbeta, **settings)

@@ -24,7 +24,7 @@ from lambdahat.sampling._sample import SamplingRun, localization_tensor
 from lambdahat.sampling.backends.minibatches import SampleLosses
 from lambdahat.sampling.diagnostics import combined_degrees, standard_error
 from lambdahat.sampling.kernels import Kernel, Localization
-from lambdahat.singular._llc import default_localization, draw_at, inverse_temperature
+from lambdahat.singular._llc import default_localization, draw, inverse_temperature
 from lambdahat.singular.observables import (
     STRETCHES,
     finite_chains,
@@ -117,7 +117,7 @@ def bayes_criteria(
     require_count(chains, "chains")
     averages = {f"rises {number}": rises for number, rises in enumerate(sets)}
     nbeta = float(frozen.num_samples)
-    run = draw_at(frozen, nbeta, chains=chains, seed=seed, averages=averages, **settings).chains
+    run = draw(frozen, nbeta, chains=chains, seed=seed, averages=averages, **settings).chains
     kept = finite_chains(run)
     sums = join_stretches([run.averages[name][kept] for name in averages], run.stretches)
     lean = dataclasses.replace(run, averages={}, stretches=())
@@ -271,7 +271,7 @@ def wbic(source: Chains | Problem, **settings: Any) -> Estimate:
     """
     if not isinstance(source, Chains):
         require_problem(source)
-        run = draw_at(source, log_temperature(source.num_terms), **settings)
+        run = draw(source, log_temperature(source.num_terms), **settings)
         return _free_energy(run.chains, source.num_terms, run.estimate)
     wanted = log_temperature(source.num_samples)
     same, got = math.isclose(source.nbeta, wanted, rel_tol=1e-6), f"chains at {source.nbeta:.6g}"
@@ -349,7 +349,7 @@ def _runs(
     for number, nbeta in enumerate(nbetas):
         report("temperatures", number, len(nbetas))
         own = derived_seed(seed, "temperature", number)
-        runs.append(draw_at(problem, float(nbeta), seed=own, **settings))
+        runs.append(draw(problem, float(nbeta), seed=own, **settings))
     report("temperatures", len(nbetas), len(nbetas))
     estimates = [run.estimate for run in runs]
     rows = [(float(each), float(each.stderr), each.dof) for each in estimates]
