@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import message, require, require_count, require_positive
-from lambdahat._core.progress import report
+from lambdahat._core.progress import track
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
@@ -345,12 +345,10 @@ def _runs(
     problem: Problem, nbetas: Array, seed: int, settings: Mapping[str, Any]
 ) -> tuple[list[SamplingRun], Array, Array, Array, int, Status]:
     """Runs at every nβ: λ̂, errors, degrees of freedom, cost, and the first bad status."""
-    runs: list[SamplingRun] = []
-    for number, nbeta in enumerate(nbetas):
-        report("temperatures", number, len(nbetas))
-        own = derived_seed(seed, "temperature", number)
-        runs.append(draw(problem, float(nbeta), seed=own, **settings))
-    report("temperatures", len(nbetas), len(nbetas))
+    runs = [
+        draw(problem, nbeta, seed=derived_seed(seed, "temperature", number), **settings)
+        for number, nbeta in enumerate(track("temperatures", nbetas.tolist()))
+    ]
     estimates = [run.estimate for run in runs]
     rows = [(float(each), float(each.stderr), each.dof) for each in estimates]
     values, errors, degrees = np.array(rows).T

@@ -19,7 +19,7 @@ from lambdahat._core.check import (
     require_count,
     require_positive,
 )
-from lambdahat._core.progress import report
+from lambdahat._core.progress import report, track
 from lambdahat._core.rng import derived_seed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Result, Status
@@ -201,14 +201,12 @@ def _over_localization(
         grid = [require_positive(one, "localizations") for one in given]
         _require_distinct(grid, "localizations", grid)
         grid.sort()
-    results = []
-    for done, gamma in enumerate(grid):
-        report("curve", done, len(grid))
-        if centre is not None and gamma == centre.localization:
-            results.append(centre)
-        else:
-            results.append(llc(problem, **{**settings, "localization": gamma}))
-    report("curve", len(grid), len(grid))
+    results = [
+        centre
+        if centre is not None and gamma == centre.localization
+        else llc(problem, **{**settings, "localization": gamma})
+        for gamma in track("curve", grid)
+    ]
     nbeta = results[0].nbeta
     if centre is None or settings.get("localization") is not None:
         rule, _ = default_localization(problem, nbeta)
@@ -236,11 +234,8 @@ def _over_nbeta(problem: Problem, nbetas: Any, settings: Mapping[str, Any]) -> C
         expected, cure = "be given for so little data", "its rule needs n/log n"
         require(count > 2, "localization", expected, "none", cure)
         gamma, _ = default_localization(problem, default)
-    results = []
-    for done, one in enumerate(grid):
-        report("curve", done, len(grid))
-        results.append(llc(problem, **{**settings, "nbeta": one, "localization": gamma}))
-    report("curve", len(grid), len(grid))
+    shared = {**settings, "localization": gamma}
+    results = [llc(problem, **{**shared, "nbeta": one}) for one in track("curve", grid)]
     results.sort(key=lambda result: result.nbeta)
     places = np.array([result.nbeta for result in results])
     return CoefficientCurve("nbeta", places, tuple(results), results[0].localization, default)
@@ -296,12 +291,10 @@ def llc_along(
     steps = dict(checkpoints) if isinstance(checkpoints, Mapping) else dict(enumerate(checkpoints))
     require(len(steps) > 0, "checkpoints", "hold at least one", "none")
     results: list[LearningCoefficient] = []
-    for done, (step, checkpoint) in enumerate(steps.items()):
-        report("checkpoints", done, len(steps))
+    for step, checkpoint in track("checkpoints", steps.items()):
         results.append(llc(_at(problem, checkpoint, step), **settings))
         if not isinstance(settings.get("kernel"), Kernel):
             settings["localization"] = results[0].localization
-    report("checkpoints", len(steps), len(steps))
     return Trajectory(np.array([float(step) for step in steps]), tuple(results))
 
 
@@ -392,12 +385,10 @@ def sweep(
     options["burn_in"] = draws if burn_in is None else burn_in
     shape = len(levels), len(steps)
     runs: list[Chains] = []
-    for row, column in np.ndindex(shape):
-        report("sweep", len(runs), math.prod(shape))
+    for row, column in track("sweep", list(np.ndindex(shape))):
         kernel = SGLD(float(steps[column]), levels[row][0], result.localization)
         own = derived_seed(seed, "sweep", row, column)
         runs.append(sample(problem, kernel, chains, draws, own, **options))
-    report("sweep", len(runs), len(runs))
     cells = [cell(run, problem.num_parameters) for run in runs]
     statuses = [each.status for each in cells]
     return Sweep(
