@@ -21,7 +21,7 @@ from lambdahat._core.check import describe, message, require, require_type
 from lambdahat.problem import losses
 from lambdahat.problem.batches import Batch, Batches, concatenate, restored, take
 from lambdahat.problem.checkpointing import checkpoints_of, recomputing
-from lambdahat.problem.losses import IGNORE, KEY, Custom, Loss, OfClasses
+from lambdahat.problem.losses import IGNORE, KEY, CrossEntropy, Custom, Loss
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")
@@ -419,7 +419,7 @@ def _first_loss(
         cure = f"use (x, y) tuples, or dicts with the target under {UNDER}"
         raise TypeError(message("data", expected, got, cure))
     try:
-        if isinstance(loss, OfClasses):
+        if isinstance(loss, CrossEntropy):
             # decide once which dimension holds the classes, from the first batch that shows it
             with torch.no_grad():
                 passes = enumerate(batches)

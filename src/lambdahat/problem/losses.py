@@ -161,14 +161,38 @@ class Loss(ABC):
         raise TypeError(f"the loss {self.name!r} has no root of its curvature in closed form")
 
 
-class OfClasses(Loss):
-    """A loss of logits with classes in dimension 1, as in torch, or last where only that fits.
+class CrossEntropy(Loss):
+    """Softmax cross-entropy −Σ_c q_c log p_c: M = m·(diag(p) − ppᵀ), m = Σ_c q_c.
 
+    For a class y, q = (1 − ε) w_y e_y + (ε/C) w with class weights w and label smoothing ε; the
+    mean is divided by Σ w_y over the targets that are not ``ignored``, as in torch. Probabilities
+    are smoothed and weighted likewise and averaged over all positions. ``by_sequence``: the mean
+    over samples of their sums. Half-precision logits are taken to float32.
+
+    The classes are in dimension 1 of the logits, as in torch, or last where only that fits:
     ``settle`` decides for a whole data set; ``torch_order`` takes dimension 1 where both fit.
     """
 
-    torch_order = True
+    name, convex, likelihood, predictive = "cross_entropy", True, True, True
     classes: int | None = None  # the dimension, 1 or −1, once it is decided
+
+    def __init__(
+        self,
+        torch_order: bool = False,
+        weight: Tensor | None = None,
+        ignored: int = IGNORE,
+        smoothing: float = 0.0,
+    ) -> None:
+        self.torch_order, self.by_sequence = torch_order, False
+        self.weight = None if weight is None else weight.detach()
+        self.ignored, self.smoothing = ignored, smoothing
+
+    def with_count(self, count: str | None) -> CrossEntropy:
+        unweighted, cure = count is None or self.weight is None, "n·L is no log-likelihood then"
+        require(unweighted, "count", "be left out for a loss with class weights", count, cure)
+        other = copy.copy(self)
+        other.by_sequence = count == "sequences"
+        return other
 
     def settle(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
         """The same with the dimension of the classes decided by the first clear pair."""
@@ -214,36 +238,6 @@ class OfClasses(Loss):
         expected = f"have shape {first} for logits {tuple(output.shape)}"
         require(bool(fitting), "targets", expected, target)
         return fitting
-
-
-class CrossEntropy(OfClasses):
-    """Softmax cross-entropy −Σ_c q_c log p_c: M = m·(diag(p) − ppᵀ), m = Σ_c q_c.
-
-    For a class y, q = (1 − ε) w_y e_y + (ε/C) w with class weights w and label smoothing ε; the
-    mean is divided by Σ w_y over the targets that are not ``ignored``, as in torch. Probabilities
-    are smoothed and weighted likewise and averaged over all positions. ``by_sequence``: the mean
-    over samples of their sums. Half-precision logits are taken to float32.
-    """
-
-    name, convex, likelihood, predictive = "cross_entropy", True, True, True
-
-    def __init__(
-        self,
-        torch_order: bool = False,
-        weight: Tensor | None = None,
-        ignored: int = IGNORE,
-        smoothing: float = 0.0,
-    ) -> None:
-        self.torch_order, self.by_sequence = torch_order, False
-        self.weight = None if weight is None else weight.detach()
-        self.ignored, self.smoothing = ignored, smoothing
-
-    def with_count(self, count: str | None) -> CrossEntropy:
-        unweighted, cure = count is None or self.weight is None, "n·L is no log-likelihood then"
-        require(unweighted, "count", "be left out for a loss with class weights", count, cure)
-        other = copy.copy(self)
-        other.by_sequence = count == "sequences"
-        return other
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
         logits = self._classes_first(output, target)

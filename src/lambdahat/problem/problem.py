@@ -188,7 +188,8 @@ class Problem:
         )
         if data is None:
             count = 1 if num_samples is None else require_count(num_samples, "num_samples")
-            self.batches = Batches(partial(_blank, count), self.device, None)
+            # samples of nothing
+            self.batches = Batches(partial(iter, [torch.zeros(count, 0)]), self.device, None)
         else:
             absent = num_samples is None
             require(absent, "num_samples", "be left out when data is given", num_samples)
@@ -262,10 +263,12 @@ class Problem:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the flat vector: the widest of the parameters'."""
-        if self._cast is not None:
-            return self._cast
-        kinds = {tensor.dtype for tensor in self._parameters.values()}
-        return reduce(torch.promote_types, kinds, torch.bfloat16)
+        return reduce(torch.promote_types, self._dtypes, torch.bfloat16)
+
+    @property
+    def _dtypes(self) -> set[torch.dtype]:
+        """The dtypes that the parameters have in a pass."""
+        return {self._cast or tensor.dtype for tensor in self._parameters.values()}
 
     @property
     def vector(self) -> Tensor:
@@ -318,8 +321,7 @@ class Problem:
     @property
     def reduced(self) -> bool:
         """Whether the model computes in less than float64."""
-        kinds = {self._cast or tensor.dtype for tensor in self._parameters.values()}
-        return kinds != {torch.float64}
+        return self._dtypes != {torch.float64}
 
     def in_double(self, halved: bool = False) -> Problem:
         """The same parameters, constants and data, as they are now, computed with in float64.
@@ -574,8 +576,7 @@ class Problem:
 
     def __repr__(self) -> str:
         unit = f" {self.count}" if self.count else ""
-        held = {self._cast or tensor.dtype for tensor in self._parameters.values()}
-        kinds, kind = sorted(str(dtype)[6:] for dtype in held), str(self.dtype)[6:]
+        kinds, kind = sorted(str(dtype)[6:] for dtype in self._dtypes), str(self.dtype)[6:]
         kind = kind if kinds == [kind] else f"{kind} vector of {' and '.join(kinds)} parameters"
         return f"Problem(P={self.num_parameters}, n={self.num_terms}{unit}, {kind}, {self.device})"
 
@@ -621,11 +622,6 @@ class Problem:
             cure = "give from_function the output function and loss= apart"
         expected = f"be made of a model and a loss of its output for {what}"
         raise TypeError(message("the problem", expected, got, cure))
-
-
-def _blank(count: int) -> list[Tensor]:
-    """The batches of a loss without data: samples of nothing."""
-    return [torch.zeros(count, 0)]
 
 
 def _float_dtype(dtype: Any) -> torch.dtype | None:
