@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,16 @@ from lambdahat._core.check import describe, message, require, require_count
 from lambdahat._core.storage import update_digest
 
 CACHE_FRACTION = 0.25
+
+
+T = TypeVar("T")
+
+
+def copy_with(thing: T, **attributes: Any) -> T:
+    """A shallow copy with other attributes."""
+    other = copy.copy(thing)
+    vars(other).update(attributes)
+    return other
 
 
 class Columns(dict[str, Any]):
@@ -219,16 +229,13 @@ class Batches:
 
     def cast(self, dtype: torch.dtype) -> Batches:
         """The same batches with real numbers in another dtype."""
-        other = copy.copy(self)
-        other.dtype, other.raw = dtype, None
-        other._passes = lambda: (batch.data for batch in self)
 
         def wider(leaf: Any) -> Any:
             return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
         moved = (replace(batch, data=tree_map(wider, batch.data)) for batch in self)
-        other._kept = cache_if_small(moved, self.device)
-        return other
+        kept, passes = cache_if_small(moved, self.device), lambda: (batch.data for batch in self)
+        return copy_with(self, dtype=dtype, raw=None, _passes=passes, _kept=kept)
 
     def place(self, raw: Any, index: int) -> Batch:
         """Raw data as a batch on the device."""
@@ -276,7 +283,8 @@ def cache_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch
     """The batches as a list where they fit in a quarter of the free memory, else None."""
     room, kept = CACHE_FRACTION * free_memory(device), []
     for batch in batches:
-        room -= _bytes(batch.data)
+        tensors = (leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor))
+        room -= sum(leaf.numel() * leaf.element_size() for leaf in tensors)
         if room < 0:
             return None
         kept.append(batch)
@@ -454,11 +462,6 @@ def _size(raw: Any) -> int:
     got = f"first dimensions {sorted(sizes)}" if sizes else "a batch without tensors"
     expected = "have one tensor or more, all with the same first dimension"
     raise ValueError(message("data", expected, got, cure))
-
-
-def _bytes(raw: Any) -> int:
-    tensors = (leaf for leaf in tree_leaves(raw) if isinstance(leaf, Tensor))
-    return sum(leaf.numel() * leaf.element_size() for leaf in tensors)
 
 
 def _equal(first: Any, second: Any) -> bool:

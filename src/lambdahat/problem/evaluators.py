@@ -4,7 +4,6 @@ function, and the checks of the first batch's loss before a problem is used.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from lambdahat._core.check import describe, message, require, require_type
 from lambdahat.problem import losses
-from lambdahat.problem.batches import Batch, Batches, concatenate, restored, take
+from lambdahat.problem.batches import Batch, Batches, concatenate, copy_with, restored, take
 from lambdahat.problem.checkpointing import checkpoints_of, recomputing
 from lambdahat.problem.losses import IGNORE, KEY, CrossEntropy, Custom, Loss
 
@@ -59,22 +58,16 @@ class Evaluator:
         self._recomputes: bool | None = None
         self._copied: frozenset[str] | None = None  # the constants that every pass gets copies of
 
-    def changed(self, **settings: Any) -> Self:
-        """The same with other attributes."""
-        other = copy.copy(self)
-        vars(other).update(settings)
-        return other
-
     def with_constants(self, constants: dict[str, Tensor]) -> Self:
         """The same with other values of what is not in the vector."""
         # the first pass with others is to show whether it writes to them
         copied = self._copied if constants.keys() <= self.constants().keys() else None
-        return self.changed(constants=lambda: constants, _copied=copied)
+        return copy_with(self, constants=lambda: constants, _copied=copied)
 
     def with_count(self, count: str | None) -> Self:
         """The same for labels counted in tokens or sequences."""
         loss = self.loss if self.model_loss else self.loss.with_count(count)
-        return self.changed(loss=loss, by_sequence=count == "sequences")
+        return copy_with(self, loss=loss, by_sequence=count == "sequences")
 
     def read_labels(self, current: Callable[[], Parameters], batches: Iterable[Batch]) -> Self:
         """The same, knowing what the model does with labels where the data have some."""
@@ -103,7 +96,7 @@ class Evaluator:
                     f' "labels", got a batch of {", ".join(map(repr, batch.data))}; add them, the'
                     " labels moved by one to the right, or use a model with its own loss"
                 )
-        return self.changed(shifts=shifts, feeds=feeds)
+        return copy_with(self, shifts=shifts, feeds=feeds)
 
     def split(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """A batch as positional inputs, keyword inputs and target."""
@@ -221,12 +214,12 @@ class Evaluator:
             output if isinstance(output, Tensor) else restored(self.read(output)), target
         )
 
-    def recomputes(self, point: Callable[[], tuple[Parameters, Batch]]) -> bool:
+    def recomputes(self, parameters: Parameters, batch: Batch) -> bool:
         """Whether the model checkpoints, with the same gradient where those parts rerun; tried
         once.
         """
         if self.checkpoints and self._recomputes is None:
-            self._recomputes = self._same_again(*point())
+            self._recomputes = self._same_again(parameters, batch)
         return bool(self._recomputes)
 
     def gradients(
@@ -425,7 +418,7 @@ def _first_loss(
                 passes = enumerate(batches)
                 outputs = (evaluate.output(leaves, each) if i else output for i, each in passes)
                 targets = (evaluate.split(each)[2] for each in batches)
-                evaluate = evaluate.changed(loss=loss.settle(zip(outputs, targets, strict=True)))
+                evaluate = copy_with(evaluate, loss=loss.settle(zip(outputs, targets, strict=True)))
         evaluate.loss.check(output, target)
     except ValueError as error:
         if not isinstance(batch.data, Tensor):

@@ -12,7 +12,6 @@ n is the number of sequences. Either way n·L is the negative log-likelihood of 
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdahat._core.check import describe, message, require, require_choice
-from lambdahat.problem.batches import Batch, take
+from lambdahat.problem.batches import Batch, copy_with, take
 
 IGNORE = -100
 COUNTS = ("tokens", "sequences")
@@ -190,20 +189,17 @@ class CrossEntropy(Loss):
     def with_count(self, count: str | None) -> CrossEntropy:
         unweighted, cure = count is None or self.weight is None, "n·L is no log-likelihood then"
         require(unweighted, "count", "be left out for a loss with class weights", count, cure)
-        other = copy.copy(self)
-        other.by_sequence = count == "sequences"
-        return other
+        return copy_with(self, by_sequence=count == "sequences")
 
     def settle(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
         """The same with the dimension of the classes decided by the first clear pair."""
         if self.classes is not None:
             return self
-        other, shape = copy.copy(self), torch.Size()
+        shape = torch.Size()
         for output, target in pairs:
             fitting, shape = self._fitting(output, target), output.shape
             if len(fitting) == 1:
-                other.classes = fitting[0]
-                return other
+                return copy_with(self, classes=fitting[0])
         if not self.torch_order:
             raise ValueError(
                 "the model's output must show which dimension holds the classes, got logits"
@@ -211,8 +207,7 @@ class CrossEntropy(Loss):
                 " classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which"
                 " takes them there, or flatten to logits (batch, classes)"
             )
-        other.classes = 1
-        return other
+        return copy_with(self, classes=1)
 
     def _classes_first(self, output: Tensor, target: Tensor) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim < 2:

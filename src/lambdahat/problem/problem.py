@@ -28,6 +28,7 @@ from lambdahat.problem import distributed
 from lambdahat.problem.batches import (
     Batch,
     Batches,
+    copy_with,
     is_columns,
     make_batches,
     read_indices,
@@ -263,12 +264,8 @@ class Problem:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the flat vector: the widest of the parameters'."""
-        return reduce(torch.promote_types, self._dtypes, torch.bfloat16)
-
-    @property
-    def _dtypes(self) -> set[torch.dtype]:
-        """The dtypes that the parameters have in a pass."""
-        return {self._cast or tensor.dtype for tensor in self._parameters.values()}
+        kinds = {self._cast or tensor.dtype for tensor in self._parameters.values()}
+        return reduce(torch.promote_types, kinds, torch.bfloat16)
 
     @property
     def vector(self) -> Tensor:
@@ -316,12 +313,13 @@ class Problem:
             moved = {k: v.to(self.device, self.dtype) for k, v in theta.items() if k in current}
             vector = self._check_vector(self.space.flatten({**current, **moved}))
         evaluate = run.with_constants(constants)
-        return self._changed(_evaluate=evaluate, _theta=vector.clone(), _sharded=None)
+        return copy_with(self, _evaluate=evaluate, _theta=vector.clone(), _sharded=None)
 
     @property
     def reduced(self) -> bool:
         """Whether the model computes in less than float64."""
-        return self._dtypes != {torch.float64}
+        kinds = {self._cast or tensor.dtype for tensor in self._parameters.values()}
+        return kinds != {torch.float64}
 
     def in_double(self, halved: bool = False) -> Problem:
         """The same parameters, constants and data, as they are now, computed with in float64.
@@ -340,12 +338,6 @@ class Problem:
             other._finish()
         else:
             other._weigh()  # the first batch was looked at in this problem
-        return other
-
-    def _changed(self, **attributes: Any) -> Problem:
-        """A copy with other attributes."""
-        other = copy.copy(self)
-        vars(other).update(attributes)
         return other
 
     def fixed(self) -> Problem:
@@ -371,7 +363,7 @@ class Problem:
             evaluate = run.with_constants({**run.constants(), **rest})
         own = {name: self._parameters[name] for name in keep}
         theta = None if self._theta is None else space.flatten(current)
-        return self._changed(_evaluate=evaluate, _parameters=own, space=space, _theta=theta)
+        return copy_with(self, _evaluate=evaluate, _parameters=own, space=space, _theta=theta)
 
     def subsample(self, count: int, seed: int = 0, batch_size: int | None = None) -> Problem:
         """The same problem on ``count`` random samples; norm="train" needs ``batch_size``."""
@@ -387,13 +379,13 @@ class Problem:
     def on(self, data: Any, batch_size: int | None = None) -> Problem:
         """The same model, loss and parameters on other data, such as a held-out set."""
         own = isinstance(data, Batches)
-        other = self._changed(batches=data if own else self._make_batches(data, batch_size))
+        other = copy_with(self, batches=data if own else self._make_batches(data, batch_size))
         other._finish()
         return other
 
     def on_checked(self, batches: Batches) -> Problem:
         """The same on samples of its own data, which need no second look."""
-        other = self._changed(batches=batches)
+        other = copy_with(self, batches=batches)
         other._weigh()
         return other
 
@@ -420,7 +412,7 @@ class Problem:
             for batch in self.batches:
                 args, kwargs, _ = inner.split(batch)
                 functional_call(inner.model, tensors, args, kwargs)  # writes to ``fresh``
-        return self._changed(_evaluate=inner.with_constants({**constants, **fresh}))
+        return copy_with(self, _evaluate=inner.with_constants({**constants, **fresh}))
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
         """A vector (P,), or several (k, P), as named tensors in their parameters' dtypes."""
@@ -434,7 +426,8 @@ class Problem:
     @property
     def recomputes(self) -> bool:
         """Whether passes differentiated once rerun the model's checkpointed parts."""
-        return self._evaluate.recomputes(lambda: (self.named(self.vector), self.batches.first()))
+        run = self._evaluate
+        return run.checkpoints and run.recomputes(self.named(self.vector), self.batches.first())
 
     def output(self, parameters: Parameters, batch: Batch) -> Any:
         """The model's output for one batch at named parameters."""
@@ -457,9 +450,11 @@ class Problem:
         """
         if self.loss_function is None and self.model is not None:
             for name in OWN_LOSSES:
-                named = self._evaluate.changed(loss=make_loss(name), model_loss=False, shifts=None)
+                named = copy_with(
+                    self._evaluate, loss=make_loss(name), model_loss=False, shifts=None
+                )
                 try:
-                    other = self._changed(_evaluate=named.with_count(self.count))
+                    other = copy_with(self, _evaluate=named.with_count(self.count))
                     other._finish()
                 # logits or labels of another form
                 except (ValueError, TypeError, RuntimeError, LookupError, AttributeError):
@@ -529,7 +524,7 @@ class Problem:
             return self
         ranks = Ranks(None)
         share = Share(ranks, self.batches, self.weights, False, self._evaluate.terms)
-        return self._changed(ranks=ranks, share=share)
+        return copy_with(self, ranks=ranks, share=share)
 
     def agree(self, what: str, besides: Mapping[str, object] | None = None) -> None:
         """Raise where ranks differ in the parameters, the constants, or ``besides``."""
@@ -576,7 +571,8 @@ class Problem:
 
     def __repr__(self) -> str:
         unit = f" {self.count}" if self.count else ""
-        kinds, kind = sorted(str(dtype)[6:] for dtype in self._dtypes), str(self.dtype)[6:]
+        held = {self._cast or tensor.dtype for tensor in self._parameters.values()}
+        kinds, kind = sorted(str(dtype)[6:] for dtype in held), str(self.dtype)[6:]
         kind = kind if kinds == [kind] else f"{kind} vector of {' and '.join(kinds)} parameters"
         return f"Problem(P={self.num_parameters}, n={self.num_terms}{unit}, {kind}, {self.device})"
 

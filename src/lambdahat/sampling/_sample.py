@@ -163,16 +163,13 @@ class Collector:
     def _add_segment(self, draws: int, means: Record) -> None:
         """Keep averages over a segment; many segments are joined two by two, to bound memory."""
         self._segments.append((draws, means))
-        if len(self._segments) <= MOST_SEGMENTS:
-            return
-        joined, left = [], self._segments[len(self._segments) // 2 * 2 :]
-        for (first, one), (second, other) in zip(
-            self._segments[::2], self._segments[1::2], strict=False
-        ):
-            count = first + second
-            both = {name: (first * one[name] + second * other[name]) / count for name in one}
-            joined.append((count, both))
-        self._segments = joined + left
+        if len(self._segments) > MOST_SEGMENTS:
+            *pairs, last = self._segments  # an odd number
+            self._segments = [last]
+            for (first, one), (second, other) in zip(pairs[::2], pairs[1::2], strict=True):
+                count = first + second
+                both = {name: (first * one[name] + second * other[name]) / count for name in one}
+                self._segments.insert(-1, (count, both))
 
     def chains(self, reasons: Mapping[str, str] | None = None) -> Chains:
         """The chains so far, with their diagnostics and status."""
