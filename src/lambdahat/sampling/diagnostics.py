@@ -118,26 +118,20 @@ class AcceptanceProbe:
         self._mala = HMC(*settings, leapfrog=1, jitter=1.0)
 
     def probe(
-        self,
-        positions: Tensor,
-        chains: Sequence[int] | None = None,
-        gathered: Callable[[Tensor], Tensor] | None = None,
+        self, positions: Tensor, chains: Sequence[int], gather: Callable[[Tensor], Tensor]
     ) -> None:
-        """One probe of every chain.
-
-        Where other processes have the rest, ``chains`` are the numbers of those here, and
-        ``gathered`` adds the others.
+        """One probe of every chain: ``chains`` are the numbers of those at these positions, and
+        ``gather`` adds those of other processes.
         """
-        numbers = range(len(positions)) if chains is None else chains
         seed = derived_seed(self._seed, "probe", len(self._seen))
         probed = positions.new_full((len(positions),), math.nan, dtype=torch.float64)
         # row by row, for of all at once it would take two vectors of every chain
         places = [i for i, row in enumerate(positions) if bool(row.isfinite().all())]
         together = 1 if self._alone else max(len(places), 1)
         for some in (places[i : i + together] for i in range(0, len(places), together)):
-            rng = Streams(seed, [numbers[i] for i in some], positions.device)
+            rng = Streams(seed, [chains[i] for i in some], positions.device)
             probed[some] = self._acceptance(positions[some], rng).double()
-        seen = probed if gathered is None else gathered(probed)
+        seen = gather(probed)
         if bool(torch.isfinite(seen).any()):
             self._seen.append(float(seen.nanmean()))
 
