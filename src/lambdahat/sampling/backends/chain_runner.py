@@ -434,6 +434,7 @@ class Runner:
             for draw in range(draws):
                 for _ in range(self.plan.thin - 1):
                     self._step()
+                # those that never reject report the point that a step leaves
                 if observe and not self.kernel.exact:
                     self._observe(observations, totals)
                 for name, value in zip(names, self._step(), strict=True):
@@ -449,8 +450,16 @@ class Runner:
         self.state.forces = self.plan.forces
         evaluate, centre = self._draw_batch()
         self.state, info = self.kernel.step(self.state, evaluate, self.rng)
-        if self.plan.bound is not None:
-            self._keep_within(self.plan.bound)
+        bound = self.plan.bound
+        if bound is not None:  # chains beyond it are pulled back onto the sphere of that radius
+            away = self.state.position - self.centre
+            distance = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
+            outside = distance > bound
+            self.bounded += outside.squeeze(-1)
+            away.mul_(bound / distance).add_(self.centre)
+            torch.where(outside, away, self.state.position, out=self.state.position)
+            if self.kernel.exact and bool(outside.any()):
+                self.state.memory.clear()
         self.gradients_spent += info.gradients
         acceptance = torch.ones_like(info.distance) if info.acceptance is None else info.acceptance
         forces = info.force_square, info.virial, info.work, info.heat, info.recycled
@@ -467,17 +476,6 @@ class Runner:
             return lambda at: full_data(gradients, at), centre
         index, centre = source.draw(self.rng, len(self.chains))
         return lambda at: on_batches(gradients, at, source, index, parts), centre
-
-    def _keep_within(self, bound: float) -> None:
-        """Pull chains beyond ``bound`` back onto the sphere of that radius, and count it."""
-        away = self.state.position - self.centre
-        distance = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
-        outside = distance > bound
-        self.bounded += outside.squeeze(-1)
-        away.mul_(bound / distance).add_(self.centre)
-        torch.where(outside, away, self.state.position, out=self.state.position)
-        if self.kernel.exact and bool(outside.any()):
-            self.state.memory.clear()
 
     def _observe(self, observations: dict[str, list[Tensor]], totals: Record) -> None:
         """Record what the plan asks for at the present positions."""
