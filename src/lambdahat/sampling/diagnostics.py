@@ -151,10 +151,7 @@ class AcceptanceProbe:
 @dataclass(frozen=True)
 class ChainReading:
     """λ̂ with its error: ``raw`` is the plain mean of nβ(L − L*), ``value`` what is left without
-    the bias of the steps.
-
-    ``settled`` is E[(w − w*)·∇U]/P, less what the steps add: 1 when all directions have relaxed,
-    NaN where unknown.
+    the bias of the steps. ``unsettled`` says that directions are seen that have not relaxed.
     """
 
     value: float
@@ -162,10 +159,8 @@ class ChainReading:
     per_chain: Array
     raw: float
     bias: float = 0.0
-    settled: float = math.nan
     unsettled: bool = False
     drifting: bool = False
-    controlled: bool = False
 
 
 def read(chains: Chains, parameters: int, full: bool = False) -> ChainReading:
@@ -199,28 +194,25 @@ def _from_trajectories(chains: Chains, parameters: int) -> ChainReading:
     assert chains.recycled_losses is not None
     assert chains.virials is not None
     energies = chains.nbeta * (chains.recycled_losses - chains.centre_losses)
-    excess = chains.virials - parameters
-    settled = 1.0 + float(excess.mean()) / parameters
-    energies, use = _subtract_virial(energies, excess, chains.distances)
+    energies = _subtract_virial(energies, chains.virials - parameters, chains.distances)
     value = float(energies.mean())
     error = math.hypot(blocked_error(energies, grouped=False), LEAST_RELATIVE_ERROR * value)
     raw, change = float(chains.energies.mean()), drift(energies)
     drifting = abs(float(change)) > max(4 * float(change.stderr), 0.1 * abs(value))
-    estimates = value, error, energies.mean(axis=1), raw
-    return ChainReading(*estimates, settled=settled, drifting=drifting, controlled=use)
+    return ChainReading(value, error, energies.mean(axis=1), raw, drifting=drifting)
 
 
-def _subtract_virial(energies: Array, excess: Array, distances: Array) -> tuple[Array, bool]:
-    """The energies less their regression on the virial's excess over P, if settled; and whether."""
+def _subtract_virial(energies: Array, excess: Array, distances: Array) -> Array:
+    """The energies less their regression on the virial's excess over P, if that has settled."""
     error = standard_error(excess)
     score = float(excess.mean()) / error if error > 0 else math.inf
     most, apart = CONTROL_LIMITS
     if abs(score) >= most or max(_split_rhat(distances**2), _split_rhat(excess)) >= apart:
-        return energies, False
+        return energies
     blocks, covariates = _blocks(energies, 8).ravel(), _blocks(excess, 8).ravel()
     covariates = covariates - covariates.mean()
     slope = float(covariates @ (blocks - blocks.mean()) / (covariates @ covariates))
-    return energies - slope * excess, True
+    return energies - slope * excess
 
 
 def step_bias(chains: Chains) -> Estimate | None:
@@ -284,12 +276,11 @@ def step_shares(
 def _from_steps(chains: Chains, energies: Array, bias: Estimate, parameters: int) -> ChainReading:
     """From kernels that never reject: the bias of the steps is taken off."""
     fine = np.isfinite(energies).all(axis=1)
-    kept, controlled = energies[fine], False
+    kept = energies[fine]
     raw = float(kept.mean())
     if chains.kernel == "Kinetic" and chains.on_whole_data and chains.virials is not None:
-        kept, controlled = _subtract_virial(
-            kept, chains.virials[fine] - parameters, chains.distances[fine]
-        )
+        excess = chains.virials[fine] - parameters
+        kept = _subtract_virial(kept, excess, chains.distances[fine])
     value = float(kept.mean()) - float(bias)
     change = drift(kept)
     drifting = abs(float(change)) > max(3 * float(change.stderr), 0.05 * abs(value))
@@ -309,8 +300,8 @@ def _from_steps(chains: Chains, energies: Array, bias: Estimate, parameters: int
         squares += ((1 - settled) * value) ** 2
     added = abs(float(bias)) if float(bias) else float(bias.stderr)
     unsettled = abs(1 - settled) > max(0.1, 3 * settled_error)
-    estimates = value, math.sqrt(squares), energies.mean(axis=1) - float(bias), raw, added, settled
-    return ChainReading(*estimates, unsettled, drifting, controlled)
+    each = energies.mean(axis=1) - float(bias)
+    return ChainReading(value, math.sqrt(squares), each, raw, added, unsettled, drifting)
 
 
 def degrees_of_freedom(chains: Chains) -> float:

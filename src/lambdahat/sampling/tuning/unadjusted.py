@@ -186,11 +186,6 @@ class Lengths:
             round=min(self.round, few) if draws is None else self.round,
         )
 
-    @property
-    def trials(self) -> int:
-        """Steps that trials of a given step size may take."""
-        return min(self.most - self.burn_in - self.round - NOISE_GRADIENTS, self.most // 2)
-
 
 def require_enough(
     limit: int, chains: int, burn_in: int | None, draws: int | None, tuned: bool
@@ -694,7 +689,9 @@ def draw_by_steps(
         else:
             reasons = {}
             if kernel.step_size > 0:
-                kernel, note = reduce_step_size(runner, problem, kernel, lengths.trials)
+                trials = lengths.most - lengths.burn_in - lengths.round - NOISE_GRADIENTS
+                trials = min(trials, lengths.most // 2)
+                kernel, note = reduce_step_size(runner, problem, kernel, trials)
                 reasons = {"step_size": note} if note else {}
             runner.retune(kernel)
             for piece in in_pieces("burn-in", lengths.burn_in):
