@@ -203,12 +203,18 @@ def _from_trajectories(chains: Chains, parameters: int) -> ChainReading:
 
 
 def _subtract_virial(energies: Array, excess: Array, distances: Array) -> Array:
-    """The energies less their regression on the virial's excess over P, if that has settled."""
-    error = standard_error(excess)
-    score = float(excess.mean()) / error if error > 0 else math.inf
-    most, apart = CONTROL_LIMITS
-    if abs(score) >= most or max(_split_rhat(distances**2), _split_rhat(excess)) >= apart:
+    """The energies less their regression on the virial's excess over P, if that has settled: if
+    its mean is near 0, and √(1 + variance between half chains over that within) near 1.
+    """
+    error, (most, apart) = standard_error(excess), CONTROL_LIMITS
+    if not (error > 0 and abs(float(excess.mean()) / error) < most):
         return energies
+    for values in (distances**2, excess):
+        parts = _halves(values)
+        within = float(parts.var(axis=1, ddof=1).mean())
+        between = float(parts.mean(axis=1).var(ddof=1))
+        if not (within > 0 and math.sqrt(1 + between / within) < apart):
+            return energies
     blocks, covariates = _blocks(energies, 8).ravel(), _blocks(excess, 8).ravel()
     covariates = covariates - covariates.mean()
     slope = float(covariates @ (blocks - blocks.mean()) / (covariates @ covariates))
@@ -348,10 +354,3 @@ def _halves(values: Array) -> Array:
     """The halves of each chain as chains."""
     half = values.shape[1] // 2
     return np.concatenate([values[:, :half], values[:, half : 2 * half]])
-
-
-def _split_rhat(values: Array) -> float:
-    """√(1 + variance between half chains over the variance within)."""
-    parts = _halves(values)
-    within = float(parts.var(axis=1, ddof=1).mean())
-    return math.sqrt(1 + float(parts.mean(axis=1).var(ddof=1)) / within) if within > 0 else math.inf
