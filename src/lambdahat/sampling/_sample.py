@@ -101,12 +101,11 @@ def sample(
     records = baseline != "paired", forces, keep_parameters, observables or {}, averages or {}
     plan = ChainPlan(seed, batch_size, shared_batches, accumulate, thin, bound, *records)
     frozen = problem.at(problem.vector)
-    placed = place(kernel, frozen)
-    runner, mode = make_runner(frozen, placed, chains, plan, mode)
+    runner, mode = make_runner(frozen, place(kernel, frozen), chains, plan, mode)
     try:
         for piece in in_pieces("burn-in", burn_in):
             runner.skip(piece)
-        collector = Collector(runner, frozen, placed, plan, mode, watch)
+        collector = Collector(runner, mode, watch)
         collector.draw(draws)
         return collector.chains()
     finally:
@@ -131,9 +130,6 @@ class Collector:
     """
 
     runner: AnyRunner
-    problem: Problem
-    kernel: Kernel
-    plan: ChainPlan
     mode: str
     watch: Watch | None = None
     _parts: list[Record] = field(init=False, default_factory=list)
@@ -142,9 +138,9 @@ class Collector:
 
     def draw(self, draws: int) -> bool:
         """``draws`` more; False if the caller's ``watch`` has seen enough."""
-        runner, nbeta = self.runner, self.kernel.nbeta
-        if self._probe is None and self.kernel.is_unadjusted_mala:
-            self._probe = AcceptanceProbe(self.problem, self.kernel, self.plan.seed)
+        runner, kernel, setup = self.runner, self.runner.kernel, self.runner.setup
+        if self._probe is None and kernel.is_unadjusted_mala:
+            self._probe = AcceptanceProbe(setup.problem, kernel, setup.plan.seed)
         pieces = len(range(0, draws, -(-draws // PIECES)))
         for number, piece in enumerate(in_pieces("sample", draws)):
             record = runner.advance(piece)
@@ -155,8 +151,8 @@ class Collector:
             if self._probe is not None and number % max(pieces // PROBES, 1) == 0:
                 self._probe.probe(runner.positions, runner.own, runner.gather)
             if self.watch is not None:
-                energies = torch.cat([nbeta * (p["loss"] - p["centre"]) for p in self._parts], 1)
-                if self.watch(energies.numpy()):
+                rises = torch.cat([part["loss"] - part["centre"] for part in self._parts], 1)
+                if self.watch((kernel.nbeta * rises).numpy()):
                     return False
         return True
 
@@ -173,7 +169,8 @@ class Collector:
 
     def chains(self, reasons: Mapping[str, str] | None = None) -> Chains:
         """The chains so far, with their diagnostics and status."""
-        parts, runner, kernel, plan = self._parts, self.runner, self.kernel, self.plan
+        parts, runner, setup = self._parts, self.runner, self.runner.setup
+        kernel, plan = runner.kernel, setup.plan
         record = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
         arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
         reasons, acceptance = dict(reasons or {}), math.nan
@@ -197,8 +194,8 @@ class Collector:
             kernel.step_size,
             kernel.nbeta,
             kernel.localization,  # type: ignore[arg-type]
-            runner.setup.centre_loss,
-            self.problem.num_samples,
+            setup.centre_loss,
+            setup.problem.num_samples,
             runner.batch_size,
             runner.steps - plan.thin * energies.shape[1],  # the burn-in
             plan.thin,

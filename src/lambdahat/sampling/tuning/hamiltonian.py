@@ -222,7 +222,7 @@ def draw_by_trajectories(
         for piece in in_pieces("burn-in", burn_in):
             runner.skip(piece)
         # Draw as many as were asked for, or until the error is small enough, as the gradients last.
-        collector = Collector(runner, problem, kernel, plan, mode, request.watch)
+        collector = Collector(runner, mode, request.watch)
         before, going, spent = runner.gradients_spent, True, False
         if request.draws is not None:
             missing = request.draws

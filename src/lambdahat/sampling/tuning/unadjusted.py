@@ -697,7 +697,7 @@ def draw_by_steps(
             for piece in in_pieces("burn-in", lengths.burn_in):
                 runner.skip(piece)
         # Draw in rounds until the tolerance is met or the steps are taken; at least one round.
-        collector = Collector(runner, problem, kernel, plan, mode, request.watch)
+        collector = Collector(runner, mode, request.watch)
         noise: list[dict[str, float]] = []
         least = -math.inf
         while (left := lengths.most - runner.gradients_spent - NOISE_GRADIENTS) >= least:
