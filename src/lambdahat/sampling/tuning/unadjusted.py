@@ -225,7 +225,6 @@ class StepPilot:
     problem: Problem
     kernel: Kernel
     lengths: Lengths
-    seed: int
     request: SamplingRequest
     _measured: int = 0  # curvatures so far
     _largest: float = 0.0  # of these curvatures
@@ -243,7 +242,7 @@ class StepPilot:
             few, at_once = min(few, 2 * self.runner.batch_size), default_batch(problem)
         if problem.norm == "train" or not problem.has_data or few >= problem.num_samples:
             return problem
-        return problem.subsample(few, self.seed, min(few, at_once))
+        return problem.subsample(few, self.runner.setup.plan.seed, min(few, at_once))
 
     def tune(self, batch_given: bool) -> tuple[Kernel, dict[str, str], Draws | None]:
         """Find time step and batch size, burn in, and draw at twice the step.
@@ -369,7 +368,7 @@ class StepPilot:
             # a few iterations, in absolute value and in the coordinates S⁻¹w
             try:
                 operator = hessian(part.at(theta.to(part.vector)))
-                rng = generator(self.seed, "curvature", self._measured)
+                rng = generator(self.runner.setup.plan.seed, "curvature", self._measured)
                 vector = torch.randn(operator.dim, generator=rng).to(theta)
                 for _ in range(POWERS):
                     norm = float(vector.norm())
@@ -632,17 +631,15 @@ def bias_of_steps(draws: Draws, coarse: Draws | None, parameters: int) -> Estima
     return Estimate(formula + weight * difference, math.sqrt(squares))
 
 
-def reduce_step_size(
-    runner: AnyRunner, problem: Problem, kernel: Kernel, most: int
-) -> tuple[Kernel, str]:
+def reduce_step_size(runner: AnyRunner, most: int) -> tuple[Kernel, str]:
     """A kernel whose step size is given, reduced until chains stay finite and, for SGLD, steps add
     no more than half of their energy, or of a regular model's.
 
     Also a note on what was done, empty where nothing was. The chains are left at the centre.
     Refused where so many steps, ``most``, or thirty reductions do not find one.
     """
+    kernel, parameters = runner.kernel, runner.setup.problem.num_parameters
     given, note, calm, tries = kernel.step_size, "", False, 30
-    parameters = problem.num_parameters
     window = max(min(25, most // (2 * tries)), 5)
     for _ in range(max(min(tries, most // (2 * window)), 1)):
         runner.retune(kernel)
@@ -683,7 +680,7 @@ def draw_by_steps(
     runner, mode = make_runner(problem, kernel, request.chains, plan, request.mode)
     try:
         if tuned:
-            pilot = StepPilot(runner, problem, kernel, lengths, plan.seed, request)
+            pilot = StepPilot(runner, problem, kernel, lengths, request)
             kernel, reasons, coarse = pilot.tune(plan.batch_size is not None and not whole)
             lengths = pilot.lengths
         else:
@@ -691,7 +688,7 @@ def draw_by_steps(
             if kernel.step_size > 0:
                 trials = lengths.most - lengths.burn_in - lengths.round - NOISE_GRADIENTS
                 trials = min(trials, lengths.most // 2)
-                kernel, note = reduce_step_size(runner, problem, kernel, trials)
+                kernel, note = reduce_step_size(runner, trials)
                 reasons = {"step_size": note} if note else {}
             runner.retune(kernel)
             for piece in in_pieces("burn-in", lengths.burn_in):
