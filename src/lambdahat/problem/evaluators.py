@@ -214,12 +214,12 @@ class Evaluator:
             output if isinstance(output, Tensor) else restored(self.read(output)), target
         )
 
-    def recomputes(self, parameters: Parameters, batch: Batch) -> bool:
+    def recomputes(self, point: Callable[[], tuple[Parameters, Batch]]) -> bool:
         """Whether the model checkpoints, with the same gradient where those parts rerun; tried
         once.
         """
         if self.checkpoints and self._recomputes is None:
-            self._recomputes = self._same_again(parameters, batch)
+            self._recomputes = self._same_again(*point())
         return bool(self._recomputes)
 
     def gradients(

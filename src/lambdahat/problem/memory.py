@@ -113,7 +113,7 @@ def recomputed_bytes(
 def _product_bytes(evaluate: Evaluator, leaves: Parameters, batch: Batch) -> int:
     """What a product of a batch takes at most, in the way that ``operators`` makes it."""
     size = pass_bytes(evaluate, leaves, batch)
-    if evaluate.recomputes(leaves, batch):
+    if evaluate.recomputes(lambda: (leaves, batch)):
         with suppress(RuntimeError, NotImplementedError):  # an operation without forward mode
             return min(size, recomputed_bytes(evaluate, leaves, batch))
     return size

@@ -427,7 +427,9 @@ class Problem:
     def recomputes(self) -> bool:
         """Whether passes differentiated once rerun the model's checkpointed parts."""
         run = self._evaluate
-        return run.checkpoints and run.recomputes(self.named(self.vector), self.batches.first())
+        return run.checkpoints and run.recomputes(
+            lambda: (self.named(self.vector), self.batches.first())
+        )
 
     def output(self, parameters: Parameters, batch: Batch) -> Any:
         """The model's output for one batch at named parameters."""
