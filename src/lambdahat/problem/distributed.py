@@ -99,8 +99,6 @@ class Ranks:
 
     def apart(self, name: str) -> Ranks:
         """The same processes for something of its own, whose sums are counted apart."""
-        if self.size == 1:
-            return self
         other = Ranks(self.group)
         other.name = f"{name} {self._sums} of {self.name}"
         return other
