@@ -98,7 +98,7 @@ class Ranks:
         return group
 
     def apart(self, name: str) -> Ranks:
-        """The same processes for something of its own, whose sums are counted apart."""
+        """The same processes for another purpose, whose sums are numbered separately."""
         other = Ranks(self.group)
         other.name = f"{name} {self._sums} of {self.name}"
         return other
@@ -566,7 +566,7 @@ def rounding(units: float, dtype: torch.dtype) -> float:
 
 
 def first_look(evaluate: Evaluator, parameters: Parameters, first: Batch) -> dict[str, Rounded]:
-    """The first batch's loss and gradient, which all ranks must find alike."""
+    """The first batch's loss and gradient, which must agree on all ranks."""
     loss, gradient = gradient_of(evaluate, nearby(evaluate, parameters, first), first)
     dtype, size = next(iter(parameters.values())).dtype, float(torch.linalg.vector_norm(gradient))
     read = (*_read(gradient)[0].tolist(), size)

@@ -173,7 +173,7 @@ class Evaluator:
     def _still_copied(
         self, copies: dict[str, Tensor], constants: dict[str, Tensor]
     ) -> frozenset[str]:
-        """What all later passes get copies of, after the first one."""
+        """The constants of which all passes after the first get copies."""
         # the running statistics of torch's own layers in eval mode are only read
         fixed = {
             key

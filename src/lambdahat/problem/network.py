@@ -222,9 +222,9 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def structure(part: Any) -> str:
-    """A model, a loss or a function as a text that others do not have: layers, settings, code.
+    """A text that identifies a model, a loss or a function: its layers, settings and code.
 
-    Without torch's own code, and attributes of a model, which a pass may change.
+    Torch's own code is left out, and so are attributes of a model, which a pass may change.
     """
     if isinstance(part, nn.Module):
         kinds = dict.fromkeys(type(layer) for layer in part.modules())

@@ -341,7 +341,7 @@ class Problem:
         return other
 
     def fixed(self) -> Problem:
-        """The same at the parameters it has now: nothing in it follows later training."""
+        """The same problem at its current parameters: it does not follow later training."""
         return self.at(self.vector) if self._theta is None else copy.copy(self)
 
     @property
@@ -384,7 +384,7 @@ class Problem:
         return other
 
     def on_checked(self, batches: Batches) -> Problem:
-        """The same on samples of its own data, which need no second look."""
+        """The same problem on some of its own samples, which are not checked again."""
         other = copy_with(self, batches=batches)
         other._weigh()
         return other
@@ -545,7 +545,7 @@ class Problem:
         return [tensor for name, tensor in run.constants().items() if name not in unread]
 
     def identity(self) -> dict[str, Any]:
-        """What tells this problem from others: digests of all that its loss is made of.
+        """Digests that identify this problem: of everything that its loss is computed from.
 
         Every byte of the data counts, which takes a pass over them; so do the parameters, the
         buffers and other constants, the layers and the code of the model, the loss and its

@@ -38,13 +38,13 @@ from lambdahat.sampling.diagnostics import (
 from lambdahat.sampling.kernels import KERNELS, Kernel, KroneckerScale, Localization
 from lambdahat.sampling.kernels.kernel import require_localization
 
-PIECES = 20
-MOST_SEGMENTS = 40
-OBSERVABLE, AVERAGE = "observable ", "average "  # how a runner names what is to be averaged
-PROBES = 5
+PIECES = 20  # into which burn-in and draws are cut, to report progress in between
+MOST_SEGMENTS = 40  # of a chain, whose averages are kept
+OBSERVABLE, AVERAGE = "observable ", "average "  # with which a runner's names of them begin
+PROBES = 5  # of the acceptance, during a call of ``draw``
 BASELINES = ("paired", "full", "both")
-TOL = 0.03, 1.0  # standard error to draw for, of a value that counts as no less than the second
-LEAST_EFFORT = 0.25  # of those rounds and effective draws, where the tolerance is loose
+TOL = 0.03, 1.0  # default tolerance, relative to the value or to the second number, if larger
+LEAST_EFFORT = 0.25  # share of the usual draws that even the loosest tolerance takes
 Watch = Callable[[np.ndarray[Any, Any]], Any]
 
 
@@ -137,7 +137,7 @@ class Collector:
     _probe: AcceptanceProbe | None = field(init=False, default=None)
 
     def draw(self, draws: int) -> bool:
-        """``draws`` more; False if the caller's ``watch`` has seen enough."""
+        """Take ``draws`` more; False if the caller's ``watch`` ends the sampling."""
         runner, kernel, setup = self.runner, self.runner.kernel, self.runner.setup
         if self._probe is None and kernel.is_unadjusted_mala:
             self._probe = AcceptanceProbe(setup.problem, kernel, setup.plan.seed)

@@ -22,7 +22,7 @@ PROBED_ALONE = 10_000_000  # parameters from which chains are probed one by one
 AXES = {"chain_axis": 0, "draw_axis": 1}
 RHAT = 1.05  # above it the chains count as not mixed
 HUGE = 1e30  # energies beyond are on their way to infinity, and their squares need not be finite
-DEGREE_RANGE = (1.0, 8.0)  # between which the degree of the loss around the centre is taken to lie
+DEGREE_RANGE = (1.0, 8.0)  # to which the estimated degree of the loss around the centre is clipped
 LEAST_RELATIVE_ERROR = 0.002  # of a value from trajectories
 CONTROL_LIMITS = (
     3.0,
@@ -95,7 +95,7 @@ def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
 
 
 def probed_alone(problem: Problem) -> bool:
-    """Whether chains are probed one by one: a MALA step takes a dozen vectors of a chain."""
+    """Whether chains are probed one by one: a MALA step takes a dozen vectors (P,) per chain."""
     return problem.memory is not None or problem.num_parameters > PROBED_ALONE
 
 
@@ -136,7 +136,7 @@ class AcceptanceProbe:
             self._seen.append(float(seen.nanmean()))
 
     def _acceptance(self, positions: Tensor, rng: Streams) -> Tensor:
-        """Of one step from each position; all else of the step is freed."""
+        """The acceptance of one step from each position; all else of the step is freed."""
         state = self._mala.init(positions, self._centre)
         _, info = self._mala.step(state, lambda at: full_data(self._gradients, at), rng)
         assert info.acceptance is not None
@@ -311,7 +311,7 @@ def _from_steps(chains: Chains, energies: Array, bias: Estimate, parameters: int
 
 
 def degrees_of_freedom(chains: Chains) -> float:
-    """Those of the errors that are read off chains."""
+    """The degrees of freedom of the standard errors that are computed from chains."""
     return BLOCKS * len(chains) - 1.0
 
 

@@ -33,11 +33,12 @@ from lambdahat.sampling.kernels import HMC, KERNELS, Kernel, Localization
 from lambdahat.sampling.tuning.hamiltonian import draw_by_trajectories, require_warm_up
 from lambdahat.sampling.tuning.unadjusted import EFFECTIVE, FULL, draw_by_steps, require_enough
 
-# errors, and part of the mean, by which the distance changes where chains count as not mixed
+# chains count as not mixed where their distance from the centre changes by more than so many
+# standard errors, and by more than this part of its mean
 DISTANCE_DRIFT = 4.0, 0.5
-# draws lower than the centre by this part of λ̂, and the share of them that no minimum shows
+# the centre is no minimum where nβ(L − L*) is below −0.1 λ̂ in more than 1 % of the draws
 BELOW_CENTRE = 0.1, 0.01
-# of λ̂: what a line search along the gradient at the centre may gain in nβL at a minimum
+# nor where a line search along the gradient there would lower nβL by more than this part of λ̂
 DESCENT_GAIN = 0.1
 NAMES = ("n/log n", "batch")
 DENSE_HESSIAN = 300  # parameters up to which the whole Hessian is diagonalised
@@ -47,9 +48,7 @@ LARGEST_SPECTRUM = 1_000_000
 FINE_QUADRATURE = 8192
 COARSE_QUADRATURE = 1, 20, 2048  # probes, depth and samples of the quadrature beyond
 FIXED_POINT_ROUNDS = 3  # of the iteration that finds the localization
-WEAKEST_LOCALIZATION = (
-    128  # no localization is weaker than the parameters' own scale by more than this factor
-)
+WEAKEST_LOCALIZATION = 128  # factor below P/‖w*‖² at which the localization stops falling
 # parameters up to which HMC is the default on the whole data, and without data
 HMC_PARAMETERS = {True: 15, False: 500}
 PIECE_SAMPLES = 8192  # samples of the whole data that go through a large model at once
@@ -228,7 +227,7 @@ def _sensitivity(run: SamplingRun) -> Sensitivity:
 
 
 def _status(problem: Problem, run: SamplingRun, fixed: bool) -> Status:
-    """What stands in the way of believing λ̂, the worst first.
+    """The most serious reason not to trust λ̂, or CONVERGED.
 
     If ``fixed``, a number of draws that was given may leave fewer effective ones, over all chains,
     than a standard error can be trusted with; else sampling goes on until there are enough.

@@ -84,8 +84,8 @@ def _pair(value: Any) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class Recorded:
-    """``function(positions)``, from the thousandth call on by the tensor operations it did then
-    (``make_fx``).
+    """``function(positions)``; from the thousandth call on the tensor operations of that call are
+    repeated (``make_fx``).
 
     Mapping and differentiating a loss of a few parameters takes several times as long as the
     operations that come of it. These are the same operations on the same kernels, so the numbers
@@ -114,9 +114,7 @@ class Recorded:
 
 class Together:
     """All chains in one call: the losses are mapped (``torch.vmap``), so that matrix products
-    become batched ones.
-
-    With ``unfold`` convolutions become matrix products, too.
+    become batched ones. With ``unfold``, so do convolutions.
     """
 
     context = staticmethod(repeated)  # fused attention has no rule for vmap
@@ -289,10 +287,10 @@ class ChainSetup:
 class Runner:
     """Chains of one kernel on one problem, advanced together in this process.
 
-    ``traces`` names what every step tells: loss, loss at the centre on the same batch, distance
-    from it, acceptance; with forces ‖S∇U‖², the virial, and work and heat, or of trajectories the
-    mean loss. ``chains`` are the numbers of all chains, ``own`` of those in this process;
-    ``batch_size`` is the number of samples of a step.
+    ``traces`` names what every step reports: loss, loss at the centre on the same batch, distance
+    from the centre, acceptance; with forces also ‖S∇U‖² and the virial, and work and heat or, for
+    trajectories, their mean loss. ``chains`` are the numbers of all chains, ``own`` of those in
+    this process; ``batch_size`` is the number of samples of a step.
     """
 
     def __init__(
@@ -321,7 +319,7 @@ class Runner:
 
     @property
     def positions(self) -> Tensor:
-        """Where the chains of this process are, (chains, P)."""
+        """The positions of the chains in this process, (chains, P)."""
         return self.state.position
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -334,7 +332,7 @@ class Runner:
         return self.state.steps
 
     def retune(self, kernel: Kernel) -> None:
-        """Continue with other settings from the present positions."""
+        """Continue with other settings from the current positions."""
         was, self.kernel = self.kernel, kernel
         before, after = was.localization, kernel.localization
         tied = type(before) is type(after) and bool(torch.as_tensor(before == after).all())
@@ -366,8 +364,8 @@ class Runner:
         self.batch_size = batch_size
 
     def noise(self, batches: int) -> Record:
-        """Measure what batches add by chance where the chains are, without moving them; each entry
-        is (chains,).
+        """Measure the noise of batches where the chains are, without moving them; each entry is
+        (chains,).
 
         "trace" is tr V with V the covariance of Sᵀ·nβ∇L over batches, "energy" the variance of nβ(L
         − L*), "tied" an estimate of tr(S⁻ᵀV·SᵀΓ·A⁻¹) with Γ the localization and A the curvature of
@@ -446,7 +444,7 @@ class Runner:
         return {name: values.cpu() for name, values in record.items()}
 
     def _step(self) -> tuple[Tensor, ...]:
-        """One step, and what it adds to each of the ``traces``, (chains,)."""
+        """Take one step; returns its entry of each of the ``traces``, (chains,)."""
         self.state.forces = self.plan.forces
         evaluate, centre = self._draw_batch()
         self.state, info = self.kernel.step(self.state, evaluate, self.rng)
@@ -478,7 +476,7 @@ class Runner:
         return lambda at: on_batches(gradients, at, source, index, parts), centre
 
     def _observe(self, observations: dict[str, list[Tensor]], totals: Record) -> None:
-        """Record what the plan asks for at the present positions."""
+        """Record what the plan asks for at the current positions."""
         plan, positions = self.plan, self.state.position
         seen: Record = {}
         if plan.full_losses:
@@ -498,7 +496,7 @@ class Runner:
             totals[key] = totals[key] + values if key in totals else values
 
     def close(self) -> None:
-        """A runner in this process holds nothing that must be closed."""
+        """Nothing to do for a runner in this process."""
 
 
 def _values(name: str, observable: Observable, positions: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ class KroneckerScale:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it is made of."""
+        """All tensors that define it."""
         return [self.values, *(q for q in (*self.rows, *self.columns) if q is not None)]
 
     def to(self, like: Tensor) -> KroneckerScale:
@@ -138,7 +138,7 @@ Make = TypeVar("Make", bound=Callable[..., Any])
 
 
 def register(name: str) -> Callable[[Make], Make]:
-    """Make a kernel known by ``name`` to ``llc``, the command line and the contract tests."""
+    """Register a kernel under ``name`` for ``llc``, the command line and the contract tests."""
 
     def add(make: Make) -> Make:
         KERNELS[name] = make
@@ -242,7 +242,7 @@ class Kernel(ABC):
         return float(reduce(gamma) if isinstance(gamma, Tensor) else gamma)
 
     def vectors(self, forces: bool = False) -> int:
-        """Vectors (P,) of a chain that a step has at once, at most."""
+        """The largest number of vectors (P,) that a step holds at a time for each chain."""
         if self.scale is not None:
             return self.held + 3
         return self.held + (2 if isinstance(self.localization, Tensor) else int(forces))

@@ -57,7 +57,7 @@ class WarmUpEffort:
         return cls(min(1.0, gradients / (2 * full)), max(min(LONGEST, gradients // 40), FEWEST))
 
     def gradients(self, full: int) -> int:
-        """Of a part that takes ``full`` in the full warm-up."""
+        """The gradients of a part that takes ``full`` in the full warm-up."""
         return int(self.share * full)
 
 
@@ -202,7 +202,7 @@ def draw_by_trajectories(
     limit, burn_in = request.limit, request.burn_in or 0
 
     def trajectories_left() -> int:
-        """How many the gradients left to a chain allow for certain."""
+        """The number of trajectories that the gradients left to a chain are sure to allow."""
         if limit is None:
             return UNLIMITED
         return (limit - runner.gradients_spent) // (kernel.leapfrog + 1)

@@ -160,7 +160,7 @@ class Lengths:
 
     @classmethod
     def of(cls, limit: int | None, burn_in: int | None, draws: int | None, tuned: bool) -> Lengths:
-        """Split the steps of a chain; a burn-in and draws that were given come on top."""
+        """Divide the steps of a chain; a burn-in and draws that are given come on top."""
         free = STEPS + (draws or 0) if limit is None else limit - (burn_in or 0)
         pilot = min(int(PILOT * free), LONGEST_PILOT) if tuned else 0
         coarse = int(COARSE * free) if tuned else 0
@@ -171,11 +171,9 @@ class Lengths:
     def shorten(
         self, relaxation: float, burn_in: int | None, draws: int | None, effort: float = 1.0
     ) -> Lengths:
-        """No longer than a dozen times the steps in which the chains relax, except for what was
-        given.
+        """Cut each part that was not given to a dozen relaxation times of the chains.
 
-        Of the draws, only a share of ``effort``, which is less than 1 for a tolerance that few
-        draws meet.
+        Draws are cut to a share ``effort`` of that, which is less than 1 for a loose tolerance.
         """
         enough = max(RELAXATIONS * relaxation, SHORTEST)
         few = max(int(effort * enough), FEWEST_DRAWS)
@@ -210,7 +208,7 @@ class Draws:
 
 
 def _mean_noise(runner: AnyRunner) -> dict[str, float]:
-    """What batches add by chance (``Runner.noise``), the mean over the chains."""
+    """The noise of batches (``Runner.noise``), averaged over the chains."""
     return {name: float(values.mean()) for name, values in runner.noise(NOISE_GRADIENTS).items()}
 
 
