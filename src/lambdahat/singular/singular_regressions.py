@@ -9,7 +9,7 @@ for networks with one nonlinear layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial, reduce
 from itertools import pairwise
@@ -125,7 +125,8 @@ def _linear_data(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, ...]]:
     """Draw inputs of unequal variance and the targets; solve for the minimiser in closed form.
 
-    Returns the data (x, y), the statistics (C, T) that decide the loss, and the layers at w*.
+    Returns the data (x, y), the statistics (C, T) that decide the loss, and the layers at w*: with
+    W_sW_sᵀ = W_{s+1}ᵀW_{s+1}, in random hidden bases.
 
     With C = (xᵀx/n)^½ the loss is ½‖MC − T‖² plus a constant, where T = (yᵀx/n)·C⁻¹ and M is the
     product of the layers. Its minimiser over all M of the rank that the network allows is the
@@ -147,19 +148,12 @@ def _linear_data(
     u, s, v = torch.linalg.svd(target, full_matrices=False)
     keep = min(widths) if noise else rank
     product = (u[:, :keep] * s[:keep]) @ v[:keep] @ inverse
-    return (x, y), (inputs, target), _balanced_layers(product, keep, widths, rng)
-
-
-def _balanced_layers(
-    product: Tensor, rank: int, widths: Sequence[int], rng: torch.Generator
-) -> tuple[Tensor, ...]:
-    """Layers with W_L ⋯ W_1 = ``product`` and W_sW_sᵀ = W_{s+1}ᵀW_{s+1}, in random hidden bases."""
     u, s, v = torch.linalg.svd(product, full_matrices=False)
-    depth = len(widths) - 1
-    root = s[:rank] ** (1 / depth)
-    bases = [_orthogonal(width, rng)[:, :rank] for width in widths]
-    bases[0], bases[-1] = v[:rank].mT, u[:, :rank]
-    return tuple((high * root) @ low.mT for low, high in pairwise(bases))
+    root = s[:keep] ** (1 / (len(widths) - 1))
+    bases = [_orthogonal(width, rng)[:, :keep] for width in widths]
+    bases[0], bases[-1] = v[:keep].mT, u[:, :keep]
+    layers = tuple((high * root) @ low.mT for low, high in pairwise(bases))
+    return (x, y), (inputs, target), layers
 
 
 def _orthogonal(size: int, rng: torch.Generator) -> Tensor:

@@ -116,7 +116,8 @@ def _hessian_scale(problem: Problem, kernel: HMC) -> Tensor | None:
 
 
 def _warm_up(runner: AnyRunner, kernel: HMC, length: float, effort: WarmUpEffort) -> HMC:
-    """Adapt the step size while the chains cool, and return the kernel with it.
+    """Adapt the step size while the chains cool, by dual averaging (Hoffman and Gelman 2014,
+    §3.2.1), and return the kernel with it.
 
     Chains that hardly move afterwards are put back to the centre and warm up again.
     """
@@ -124,13 +125,19 @@ def _warm_up(runner: AnyRunner, kernel: HMC, length: float, effort: WarmUpEffort
     runner.restart()
     before, share, total = runner.gradients_spent, effort.share, effort.gradients(WARM_UP[-1])
     for stage, end in enumerate(WARM_UP):
-        adapt = _DualAveraging(length * (1.0 if stage == 0 else 0.5))
+        length *= 1.0 if stage == 0 else 0.5
+        goal, average, miss, count = math.log(5 * length), math.log(length), 0.0, 0
         while (spent := runner.gradients_spent - before) < share * end:
             report("warm-up", spent, total)
             heat = INITIAL_NBETA ** max(0.0, 1.0 - math.ceil(spent / share / 100) * 100 / COOLING)
-            runner.retune(_with_length(kernel, adapt.length, heat * kernel.nbeta, effort.longest))
-            adapt.update(float(runner.advance(1, observe=False)["acceptance"].mean()))
-        length = adapt.average
+            runner.retune(_with_length(kernel, length, heat * kernel.nbeta, effort.longest))
+            acceptance = float(runner.advance(1, observe=False)["acceptance"].mean())
+            count += 1
+            miss += (TARGET_ACCEPTANCE - acceptance - miss) / (count + 10)
+            now = goal - math.sqrt(count) / 0.05 * miss
+            average += count**-0.75 * (now - average)  # later steps count more
+            length = math.exp(min(now, 60.0))
+        length = math.exp(min(average, 60.0))
     report("warm-up", total, total)
     kernel = _with_length(kernel, length, kernel.nbeta, effort.longest)
     runner.retune(kernel)
@@ -156,27 +163,6 @@ def _with_length(kernel: HMC, length: float, nbeta: float, most: int) -> HMC:
     width = 1.0 if kernel.scale is not None else _width(kernel)
     longest = int(min(max(LONGEST_IN_WIDTHS * width / length, FEWEST), most))
     return dataclasses.replace(kernel, step_size=length**2, nbeta=nbeta, leapfrog=longest)
-
-
-class _DualAveraging:
-    """Step length of acceptance ``TARGET_ACCEPTANCE`` (Hoffman and Gelman 2014, §3.2.1)."""
-
-    def __init__(self, length: float) -> None:
-        self.length, self._goal, self._settled = length, math.log(5 * length), math.log(length)
-        self._count, self._miss = 0, 0.0
-
-    def update(self, acceptance: float) -> None:
-        """Adapt to one trajectory's acceptance."""
-        self._count += 1
-        self._miss += (TARGET_ACCEPTANCE - acceptance - self._miss) / (self._count + 10)
-        now = self._goal - math.sqrt(self._count) / 0.05 * self._miss
-        self._settled += self._count**-0.75 * (now - self._settled)
-        self.length = math.exp(min(now, 60.0))
-
-    @property
-    def average(self) -> float:
-        """The average over the steps so far, later ones counting more."""
-        return math.exp(min(self._settled, 60.0))
 
 
 def require_warm_up(request: SamplingRequest, cure: str = "") -> None:

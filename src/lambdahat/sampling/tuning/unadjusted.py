@@ -92,7 +92,7 @@ class CurvatureMoments:
             return like.new_zeros(size, size) if 1 < size <= LARGEST_SIDE else None
 
         self._sides = [(square(h) if w > 1 else None, square(w)) for h, w in self.shapes]
-        self._totals = torch.zeros(len(self.shapes), dtype=torch.float64)
+        self.totals = torch.zeros(len(self.shapes), dtype=torch.float64)
         self._count, self._like = 0, like
 
     def add(self, data: Tensor, force: Tensor) -> None:
@@ -103,7 +103,7 @@ class CurvatureMoments:
         for index, (shape, (rows, columns)) in enumerate(sides):
             part = slice(begin, begin := begin + math.prod(shape))
             first, second = (vectors[:, part].unflatten(-1, shape) for vectors in (data, force))
-            self._totals[index] += float((first * second).sum())
+            self.totals[index] += float((first * second).sum())
             if rows is not None:
                 rows += torch.einsum("kiw,kjw->ij", first, second)
             if columns is not None:
@@ -117,7 +117,7 @@ class CurvatureMoments:
         """
         rows, columns, values = [], [], []
         for (height, width), (over, along), summed in zip(
-            self.shapes, self._sides, self._totals, strict=True
+            self.shapes, self._sides, self.totals, strict=True
         ):
             trace = max(float(summed) / self._count, 0.0)
             left, ups = self._side(over, height, width, trace)
@@ -129,11 +129,6 @@ class CurvatureMoments:
             columns.append(right)
             values.append((product + localization).rsqrt().flatten())
         return KroneckerScale(self.shapes, tuple(rows), tuple(columns), torch.cat(values))
-
-    @property
-    def finite(self) -> bool:
-        """Whether all forces were finite."""
-        return bool(self._totals.isfinite().all())
 
     def _side(
         self, total: Tensor | None, size: int, others: int, trace: float
@@ -502,7 +497,7 @@ class StepPilot:
         moments, runner, problem = self._moments, self.runner, self.problem
         before, steps = self._relaxation(step), min(self.lengths.pilot // 2, self._spare_steps // 2)
         enough = steps >= 2 * FEWEST_DRAWS and before >= SLOW_RELAXATION
-        if moments is None or not moments.finite or not enough:
+        if moments is None or not bool(moments.totals.isfinite().all()) or not enough:
             return step
         scale = moments.scale(self.kernel.gamma())
         kept = self.kernel, self._largest, self._friction, self._halvings
