@@ -135,8 +135,10 @@ class RecordedGradients:
     they are.
 
     Only what a replay repeats truly is recorded. Gives None, for the caller to run the step by
-    itself, where the model draws random numbers, has hooks or attributes that a step changes, or is
-    large; where the loss is the user's own; and where CUDA cannot record the step.
+    itself, where the model draws random numbers on the host, has hooks or attributes that a step
+    changes, or is large; where the loss is the user's own; and where CUDA cannot record the step.
+    Dropout on the device is recorded: every replay advances the device's generator as a plain step
+    does, and draws the same numbers.
     """
 
     def __init__(self, subject: TrainingSubject, parameters: list[Tensor], norm: Norm) -> None:
@@ -258,12 +260,11 @@ def _has_hooks(model: nn.Module | None, parameters: list[Tensor]) -> bool:
 
 
 def _host_state(model: nn.Module) -> list[Any]:
-    """Random generators, and the layers' attributes: tensors by place, collections by length."""
+    """The host's random generators, and the layers' attributes: tensors by place, collections by
+    length.
+    """
     state: list[Any] = [random.getstate(), torch.get_rng_state().tolist()]
     state.append(str(np.random.get_state()))  # noqa: NPY002 (it is the user's, and only looked at)
-    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    if device.type == "cuda":
-        state.append(torch.cuda.get_rng_state(device).tolist())
     for layer in model.modules():
         state += [(name, _fingerprint(value)) for name, value in vars(layer).items()]
     return state

@@ -52,18 +52,17 @@ def cells(
     seeds: tuple[int, int, int],
     moments: Sequence[int] = (10, 20, 40, 60, 80, 100),
     steps: int = 80,
-    links: Iterable[float] = (LINKS,),
     probes: int = 100,
     small: int = 0,
 ) -> list[Cell]:
-    """Planted clusters × links × seed; curves over moments, graph × seed; Email's eigenvalues.
+    """Planted clusters × seed; curves over moments, graph × seed; Email's eigenvalues.
 
     ``seeds`` are those of planted, mixed and real graphs; with ``small`` the real ones are made
     ones of so many nodes.
     """
     base, (first, second, third) = {"probes": probes}, map(range, seeds)
     own = {**base, "kind": "planted", "orders": [steps]}
-    grid = kit.grid(own, clusters=planted, links=links, seed=first)
+    grid = kit.grid(own, clusters=planted, links=(LINKS,), seed=first)
     curve = {**base, "kind": "curve", "orders": list(moments)}
     for name, nodes, clusters, sizes in mixed:
         made = {"graph": name, "nodes": nodes, "clusters": clusters, "sizes": sizes}
@@ -303,7 +302,7 @@ EXPERIMENT = kit.Experiment(
     {
         "smoke": cells((9, 30), SMALL, (2, 1, 1), (12, 16, 24), 24, probes=10, small=120),
         "cpu": cells(COUNTS, TENTH, (6, 4, 6)),
-        "paper": cells(COUNTS, LARGE, (10, 3, 10), links=(LINKS, 1.0)),
+        "paper": cells(COUNTS, LARGE, (40, 5, 50)),
     },
     *(list, run, claims, tables, charts),
     kit.sentences(f"""
