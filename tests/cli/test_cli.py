@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import lambdahat
-from lambdahat._quantities import MeasureSettings
 from lambdahat.cli.app import app
 from lambdahat.cli.measurements import forecast
+from lambdahat.estimators.quantities import MeasureSettings
 from lambdahat.experiments.kit.store import Store
 from lambdahat.operators import hessian
 from lambdahat.operators.exact import MAX_ROUNDS, MIN_ROUNDS

@@ -20,18 +20,30 @@ from lambdahat._core.check import (
     require_positive,
 )
 from lambdahat._core.device import default_context
+from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
 from lambdahat.krylov import lanczos, random_vector
+from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, LearningCoefficient, Sensitivity, Status
 from lambdahat.sampling._sample import SamplingRequest, SamplingRun, Watch, place
 from lambdahat.sampling.backends import MODES
 from lambdahat.sampling.backends.chain_runner import ChainPlan
-from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samples
+from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samples, default_batch
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
 from lambdahat.sampling.kernels import HMC, KERNELS, Kernel, Localization
-from lambdahat.sampling.tuning.hamiltonian import draw_by_trajectories, require_warm_up
-from lambdahat.sampling.tuning.unadjusted import EFFECTIVE, FULL, draw_by_steps, require_enough
+from lambdahat.sampling.tuning.hamiltonian import (
+    draw_by_trajectories,
+    require_warm_up,
+    trajectory_gradients,
+)
+from lambdahat.sampling.tuning.unadjusted import (
+    EFFECTIVE,
+    FULL,
+    draw_by_steps,
+    require_enough,
+    step_gradients,
+)
 
 # chains count as not mixed where their distance from the centre changes by more than so many
 # standard errors, and by more than this part of its mean
@@ -487,3 +499,29 @@ def default_kernel(problem: Problem, step_size: float | None, batch_size: int | 
     whole = batch_size is None or batch_size == problem.num_samples
     small = problem.num_parameters <= HMC_PARAMETERS[problem.has_data]
     return "hmc" if whole and small and whole_is_cheap(problem) else "kinetic"
+
+
+# of P numbers that a chain holds: position, gradient, noise and what the kernel remembers
+CHAIN_VECTORS = 6
+
+
+def chain_work(problem: Problem, given: Mapping[str, Any], runs: tuple[int, int] = (1, 1)) -> Work:
+    """The gradients of ``runs`` (fewest, most) runs of chains, on batches or on all data."""
+    chains = int(given.get("chains", 4))
+    step_size, batch_size = given.get("step_size"), given.get("batch_size")
+    kernel = given.get("kernel") or default_kernel(problem, step_size, batch_size)
+    adjusted = kernel in ("hmc", "mala")
+    forecast = trajectory_gradients if adjusted else step_gradients
+    fewest, most = forecast(given, problem.num_parameters)
+    free = kernel == "kinetic" and step_size is None and batch_size is None
+    samples = problem.num_samples
+    if not adjusted and not (free and whole_is_cheap(problem)):
+        samples = min(int(given.get("batch_size", default_batch(problem))), samples)
+    held = CHAIN_VECTORS * chains * problem.num_parameters * problem.vector.element_size()
+    return Work(runs[0] * chains * fewest, runs[1] * chains * most, held, "gradients", samples)
+
+
+@quantity("llc", lambda problem, _, settings: llc(problem, seed=settings.seed, **settings.sampling))
+def llc_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """One run of chains."""
+    return chain_work(problem, settings.sampling)

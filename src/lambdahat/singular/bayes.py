@@ -18,13 +18,21 @@ from torch import Tensor
 from lambdahat._core.check import message, require, require_count, require_positive
 from lambdahat._core.progress import track
 from lambdahat._core.rng import derived_seed, generator
+from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
+from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling._sample import SamplingRun, localization_tensor
 from lambdahat.sampling.backends.minibatches import SampleLosses
 from lambdahat.sampling.diagnostics import combined_degrees, standard_error
 from lambdahat.sampling.kernels import Kernel, Localization
-from lambdahat.singular._llc import default_localization, draw, inverse_temperature
+from lambdahat.singular._llc import (
+    chain_work,
+    default_localization,
+    draw,
+    inverse_temperature,
+    llc_work,
+)
 from lambdahat.singular.observables import (
     STRETCHES,
     finite_chains,
@@ -534,3 +542,37 @@ def _variance(chains: Chains) -> Estimate:
     kept = energies[finite_chains(chains, f"only diverged ones at nβ = {chains.nbeta:.3g}")]
     squares = (kept - kept.mean()) ** 2
     return Estimate(float(squares.mean()), standard_error(squares))
+
+
+# the logarithm of a rise in loss over the prior beyond which a free energy takes more temperatures
+STEEPEST = 5.0
+
+quantity(
+    "bayes_criteria",
+    lambda problem, _, settings: bayes_criteria(
+        problem, seed=settings.seed, **settings.at_own_temperature
+    ),
+)(llc_work)
+
+
+@quantity(
+    "temperature_regression",
+    lambda problem, _, settings: temperature_regression(
+        problem, seed=settings.seed, **settings.at_own_temperature
+    ),
+)
+def regression_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """A run at every temperature."""
+    return chain_work(problem, settings.sampling, (len(FACTORS), len(FACTORS)))
+
+
+@quantity(
+    "free_energy",
+    lambda problem, _, settings: free_energy(
+        problem, seed=settings.seed, **settings.at_own_temperature
+    ),
+)
+def free_energy_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """A run for each unit of ln β, from where the prior itself is enough."""
+    most = 2 * math.ceil((math.log(problem.num_samples) + STEEPEST) / 2) + 1
+    return chain_work(problem, settings.sampling, (3, most))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,24 @@ from lambdahat._core.check import (
 )
 from lambdahat._core.progress import report, track
 from lambdahat._core.rng import derived_seed
+from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
+from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Result, Status
 from lambdahat.sampling._sample import sample
 from lambdahat.sampling.kernels import SGLD, Kernel
-from lambdahat.singular._llc import NAMES, default_localization, inverse_temperature, llc
+from lambdahat.singular._llc import (
+    NAMES,
+    chain_work,
+    default_localization,
+    inverse_temperature,
+    llc,
+)
 from lambdahat.singular.observables import mean_energy
 
 LADDER = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)  # the default grid of γ, in units of its centre
 Checkpoint = Tensor | Mapping[str, Tensor]
+SWEEP_CHAINS, SWEEP_DRAWS = 2, 500  # of every point of a sweep
 STEP_LADDER = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)  # of the calibrated step size
 COLDER = (1 / 16, 1 / 4, 1.0)  # of n/log n, where there are no batches
 RUNAWAY = 1e3  # energies per parameter beyond any equilibrium: there E[(w − w*)·∇U] = P
@@ -349,8 +358,8 @@ def sweep(
     problem: Problem,
     step_sizes: Sequence[float] | None = None,
     nbetas: Sequence[float | str] | None = None,
-    chains: int = 2,
-    draws: int = 500,
+    chains: int = SWEEP_CHAINS,
+    draws: int = SWEEP_DRAWS,
     seed: int = 0,
     *,
     burn_in: int | None = None,
@@ -429,3 +438,30 @@ def _levels(
         return [(factor * cold[0], name) for factor, name in zip(COLDER, names, strict=True)]
     hot = inverse_temperature("batch", samples, batch)
     return [hot, (math.sqrt(hot[0] * cold[0]), "their geometric mean"), cold]
+
+
+@quantity(
+    "llc_curve",
+    lambda problem, _, settings: llc_curve(problem, seed=settings.seed, **settings.sampling),
+)
+def curve_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """A run at every γ of the ladder."""
+    return chain_work(problem, settings.sampling, (len(LADDER), len(LADDER)))
+
+
+def _measure_sweep(problem: Problem, _: LinearOperator, settings: MeasureSettings) -> Sweep:
+    """The grid around what SGLD finds; chains, draws and burn-in are those of its points, too."""
+    given = settings.sampling
+    grid = {name: given[name] for name in ("chains", "draws", "burn_in") if name in given}
+    coefficient = llc(problem, seed=settings.seed, **{**given, "kernel": "sgld"})
+    return sweep(problem, seed=settings.seed, coefficient=coefficient, **grid)
+
+
+@quantity("sweep", _measure_sweep)
+def sweep_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """SGLD at one point, and then the points of the grid."""
+    given, points = settings.sampling, len(STEP_LADDER) * len(COLDER)
+    chains, draws = int(given.get("chains", SWEEP_CHAINS)), int(given.get("draws", SWEEP_DRAWS))
+    grid = points * chains * (draws + int(given.get("burn_in", draws)))
+    first = chain_work(problem, {**given, "kernel": "sgld"})
+    return replace(first, fewest=first.fewest + grid, most=first.most + grid)

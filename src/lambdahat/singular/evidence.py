@@ -29,6 +29,7 @@ from torch import Tensor
 from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat.estimators._eigenpairs import eigenpairs
 from lambdahat.estimators._spectrum import DEFAULT_DEPTH, spectrum
+from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
 from lambdahat.krylov import BREAKDOWN, lanczos, require_finite, require_symmetric
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
@@ -492,3 +493,24 @@ def _decrement(
         half_inverse(nodes.numpy(), size**2 * weights.numpy()) for nodes, weights, _ in rules
     )
     return Estimate(full, tail([value - full for value in shorter]), run.products)
+
+
+@quantity(
+    "effective_dimensions",
+    lambda problem, _, settings: effective_dimensions(problem, seed=settings.seed),
+)
+@quantity(
+    "laplace_evidence", lambda problem, _, settings: laplace_evidence(problem, seed=settings.seed)
+)
+def eigenvalues_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """All eigenvalues where P is small, else a quadrature and a Krylov space of the gradient."""
+    if operator.dim <= DEFAULT_PROBES * DEFAULT_DEPTH:
+        return products(operator, operator.dim, operator.dim, operator.dim)
+    most = (DEFAULT_PROBES + 1) * DEFAULT_DEPTH
+    return products(operator, DEFAULT_PROBES * DEFAULT_DEPTH, most, DEFAULT_DEPTH + 1)
+
+
+@quantity("bic", lambda problem, *_: bic(problem))
+def bic_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """No products."""
+    return products(operator, 0, 0, 1)

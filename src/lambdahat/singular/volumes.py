@@ -16,11 +16,15 @@ from torch.utils._pytree import tree_leaves
 from lambdahat._core.check import require, require_count, require_positive
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
+from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
+from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import Batch, free_memory
 from lambdahat.problem.memory import PASS
 from lambdahat.results import Array, Estimate, Result, Status
 
+SAMPLES, LEVELS = 2048, 60  # points and halvings
+KINDS = 3  # of moves
 POPULATIONS = 8  # runs beside each other: their spread is the error
 HELD = 4  # copies of the points in float64: they, their trials, what was dropped, and steps
 TRIALS, TRIALS_PER_PARAMETER = 6, 1  # of each kind of move at each level
@@ -78,8 +82,8 @@ class VolumeScaling(Result):
 def volume_scaling(
     problem: Problem,
     radius: float = 1.0,
-    samples: int = 2048,
-    levels: int = 60,
+    samples: int = SAMPLES,
+    levels: int = LEVELS,
     multiplicity: int = 1,
     seed: int = 0,
 ) -> VolumeScaling:
@@ -302,3 +306,13 @@ class _Cloud:
 
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self.rng, dtype=torch.float64).to(self.device)
+
+
+@quantity(
+    "volume_scaling", lambda problem, _, settings: volume_scaling(problem, seed=settings.seed)
+)
+def volume_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """The losses of a volume scaling that loses no level to rounding and no point to the ball."""
+    moves = KINDS * (TRIALS + TRIALS_PER_PARAMETER * problem.num_parameters)
+    most = LEVELS * SAMPLES * moves
+    return Work(most // 4, most, 2 * SAMPLES * problem.num_parameters * 8, "losses")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -243,3 +244,23 @@ def draw_by_trajectories(
     chains = dataclasses.replace(chains, observables=observed)
     full = reading if request.baseline == "both" else None
     return SamplingRun(chains, reading, spent, full, ties)
+
+
+def trajectory_gradients(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
+    """The fewest and the most gradients of a chain of HMC, by the settings of ``llc``: warm-ups,
+    one or two, and then trajectories until the error is small enough.
+    """
+    limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
+    effort = WarmUpEffort() if limit is None else WarmUpEffort.within(limit, parameters)
+    rescue, gate = effort.gradients(RESCUE[0]), effort.gradients(GATE[0])
+    once = effort.gradients(WARM_UP[-1]) + rescue
+    warm = (0, 0) if "step_size" in given else (once, 2 * (once + rescue) + gate + effort.longest)
+    longest = HMC.leapfrog if "step_size" in given else effort.longest
+    burn_in = given.get("burn_in", TRAJECTORIES if "step_size" in given else 0)
+    if "draws" in given:
+        trajectories = given["draws"] + burn_in
+        fewest, most = warm[0] + trajectories, warm[1] + (longest + 1) * trajectories
+    else:
+        fewest = warm[0] + CHECKS[0]
+        most = max(CHECKS[-1] + warm[0], warm[1]) + FEWEST_TRAJECTORIES * LONGEST
+    return (fewest, most) if limit is None else (min(fewest, limit - longest - 1), min(most, limit))

@@ -26,7 +26,13 @@ from lambdahat._core.rng import generator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Array, Chains, Estimate
-from lambdahat.sampling._sample import Collector, SamplingRequest, SamplingRun, in_pieces
+from lambdahat.sampling._sample import (
+    LEAST_EFFORT,
+    Collector,
+    SamplingRequest,
+    SamplingRun,
+    in_pieces,
+)
 from lambdahat.sampling.backends import SMALL, AnyRunner, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Record
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, LARGE, default_batch
@@ -740,3 +746,17 @@ def _is_trusted(
         return False
     effective = chains.diagnostics.ess_mean >= request.effort * EFFECTIVE * len(chains)
     return effective and len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
+
+
+def step_gradients(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
+    """The fewest and the most gradients of a chain that never rejects, by the settings of ``llc``:
+    a pilot or trials of the step that is given, the burn-in and the draws.
+    """
+    limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
+    tuned, burn_in, draws = "step_size" not in given, given.get("burn_in"), given.get("draws")
+    least = lengths = Lengths.of(limit, burn_in, draws, tuned)
+    if tuned:
+        effort = LEAST_EFFORT if "tol" in given else 1.0
+        least = lengths.shorten(0.0, burn_in, draws, effort)
+    fewest = least.pilot + least.burn_in + least.coarse + least.round
+    return fewest, lengths.most + EXTRA if limit is None else limit
