@@ -415,7 +415,7 @@ def test_groups_of_results_are_kept(tmp_path, monkeypatch, counted):
     ("arguments", "message"),
     [
         ({"what": ()}, "what must name at least one"),
-        ({"what": "traces"}, "what must be one of 'trace'"),
+        ({"what": "traces"}, "what must be one of 'diagonal'"),
         ({"curvature": "jacobian"}, "curvature must be one of"),
         ({"depth": 0}, "depth must be an integer"),
         ({"probes": 0}, "probes must be an integer"),

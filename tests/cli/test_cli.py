@@ -359,7 +359,7 @@ def test_the_same_error_of_the_library_is_an_error_inside(project, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--what", "traces"], "what must be one of 'trace'"),
+        (["--what", "traces"], "what must be one of 'diagonal'"),
         (["--what", ","], "what must name at least one"),
         (["--samples", "100000"], "--samples must be an integer in [1, 200]"),
         (["--checkpoint", "none.pt"], "--checkpoint: no such file: none.pt"),
