@@ -217,7 +217,7 @@ def make_optimizer(cell: Cell, parameters: Iterable[Tensor], steps: int) -> Opti
     base_name = BASES.get(plain, plain)
     parameters = list(parameters)
     # torch's default takes a pass over the memory for every operation of the rule
-    fused = {"fused": all(parameter.is_cuda for parameter in parameters)}
+    fused: dict[str, Any] = {"fused": all(parameter.is_cuda for parameter in parameters)}
     rate, decay = cell["rate"], {"weight_decay": cell["decay"]}
     eps, power = {"eps": cell.get("eps", 1e-8)}, {"p": cell.get("power", 0.125)}
     when: dict[str, Any] = {"average_every": cell["every"] or steps}
