@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from lambdahat._quantities import CURVATURES
 from lambdahat.cli.exits import OK, code_of, foreign_output, rank, require_writable
 from lambdahat.cli.loading import held_out_data, load_problem
 from lambdahat.cli.measurements import bars, duration, one_product, size
 from lambdahat.cli.options import RANDOM, RITZ, Lines, ProblemChoices
 from lambdahat.cli.printing import print_json, print_table
 from lambdahat.estimators import Direction, landscape, towards
+from lambdahat.estimators.quantities import CURVATURES
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem

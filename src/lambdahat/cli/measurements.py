@@ -13,7 +13,6 @@ import torch
 
 from lambdahat._core.progress import progress
 from lambdahat._measure import compare, measure, quantity_names
-from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings
 from lambdahat.cli.exits import (
     OK,
     InputError,
@@ -38,6 +37,7 @@ from lambdahat.cli.printing import (
     table_of,
     text_table,
 )
+from lambdahat.estimators.quantities import CURVATURES, QUANTITIES, MeasureSettings
 from lambdahat.krylov import random_vector
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import Curvature

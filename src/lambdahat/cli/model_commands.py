@@ -150,8 +150,8 @@ def measure(
 ) -> int:
     """Measure curvature and the learning coefficient, with errors."""
     names = _split_names(what, known_names("quantity"))
-    from lambdahat._quantities import MeasureSettings
     from lambdahat.cli.measurements import run_measure
+    from lambdahat.estimators.quantities import MeasureSettings
 
     settings = MeasureSettings(curvature, depth, probes, top, choices.seed, sampling.given())
     return run_measure(

@@ -37,8 +37,8 @@ from lambdahat._core.check import (
 from lambdahat._core.pullback import pull_back
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.linearise import nodes_below
 from lambdahat.optim.registry import register_regularizer
-from lambdahat.problem.network import require_true_second_derivative
 from lambdahat.problem.space import Space
 
 Product = Callable[[list[Tensor]], list[Tensor]]
@@ -118,7 +118,13 @@ def batch_product(loss: Tensor, parameters: Tensors) -> BatchProduct:
             "loss must have its graph, got a tensor without one; call batch_product before"
             " backward(), outside torch.no_grad()"
         )
-    require_true_second_derivative(loss)
+    nodes = nodes_below([loss.grad_fn])
+    if any(node.name().startswith("WeightNormInterfaceBackward") for node in nodes):
+        raise ValueError(
+            "loss must have a true second derivative, got one through torch's weight_norm, whose"
+            " kernel holds ‖v‖ constant in it; run the model within"
+            " lambdahat.optim.true_second_derivatives(model)"
+        )
     trained = list(parameters)
     graph = torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)
     return BatchProduct(trained, [graph])

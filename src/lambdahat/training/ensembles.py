@@ -33,7 +33,6 @@ from lambdahat.optim.ngd import (
 from lambdahat.optim.online_fisher import Smoothing
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, concatenate
-from lambdahat.problem.evaluators import Evaluator
 from lambdahat.results import Array, Result, Status
 from lambdahat.training.feeding import epoch_order
 from lambdahat.training.stepping import count_hits
@@ -59,7 +58,6 @@ class StackedModel:
         self.members, self.device, self.one_by_one = len(models), problem.device, one_by_one
         self._base = models[0]
         self._evaluate = problem._evaluate
-        assert isinstance(self._evaluate, Evaluator)
         self.parameters: dict[str, Tensor] = {}
         self.fixed: dict[str, Tensor] = {}
         for name, tensor in self._base.named_parameters():
@@ -86,7 +84,6 @@ class StackedModel:
 
     def _loss(self, parameters: Any, fixed: Any, data: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The mean loss of one member on a batch, its correct predictions, and their number."""
-        assert isinstance(self._evaluate, Evaluator)
         args, kwargs, target = self._evaluate.split(Batch(data, 0))
         output = functional_call(self._base, ({**parameters, **fixed},), args, kwargs)
         output = self._evaluate.read(output)

@@ -19,7 +19,7 @@ from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.regularizers import BatchProduct
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
-from lambdahat.problem.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, OutputEvaluator
+from lambdahat.problem.evaluators import FunctionEvaluator, OutputEvaluator
 from lambdahat.problem.losses import IGNORE, Custom, Loss
 from lambdahat.problem.network import named_tensors, true_second_derivatives
 from lambdahat.training.feeding import Feed
@@ -41,7 +41,7 @@ class TrainingSubject:
     ) -> None:
         self.problem, self.device, self._judge = problem, problem.device, judge
         self._precision = PRECISIONS[precision]
-        self._evaluate: AnyEvaluator = problem._evaluate
+        self._evaluate = problem._evaluate
         source = problem.source
         self.model: nn.Module | None = source if isinstance(source, nn.Module) else None
         self.tensors = named_tensors(source) if isinstance(source, nn.Module) else source
@@ -148,10 +148,8 @@ class RecordedGradients:
         self._forms: dict[Hashable, _Form] = {}
         # only if all that runs in a step is the model and the library's own code
         evaluate = subject.problem._evaluate
-        self._on = (
-            isinstance(evaluate, Evaluator)
-            and not (subject.model is None or subject.judged)
-            and (evaluate.model_loss or not isinstance(evaluate.loss, Custom))
+        self._on = not (subject.model is None or subject.judged) and (
+            evaluate.model_loss or not isinstance(evaluate.loss, Custom)
         )
 
     def __call__(self, group: list[Batch]) -> tuple[list[Tensor], Tensor] | None:
