@@ -81,18 +81,16 @@ def train(
     context: typer.Context,
     recipe: RecipeChoices,
     choices: TrainingChoices,
-    out: Path | None = out_option("Folder for metrics, checkpoints, results."),
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    output: Output = out_option("Folder for metrics, checkpoints, results."),
 ) -> int:
     """Train a network and track its curvature. Options not listed go to the optimiser."""
-    require_writable(out)
+    require_writable(output.out)
     require_known("model", recipe.model, "--model")
     require_known("data set", recipe.data, "--data")
     require_known("optimizer", choices.optimizer, "--optimizer")
     from lambdahat.cli.train import run_train
 
-    return run_train(recipe, choices, context.args, out, as_json, quiet)
+    return run_train(recipe, choices, context.args, output)
 
 
 app.command()(watch)
@@ -106,15 +104,13 @@ def verify(
     case: str = option("Only cases with such names.", "*", "GLOB"),
     quick: bool = option("One case per family.", False),
     seed: int = SEED,
-    out: Path | None = KEPT,
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    output: Output = KEPT,
 ) -> int:
     """Check the learning coefficient against exact answers. It runs at its default settings."""
-    require_writable(out)
+    require_writable(output.out)
     from lambdahat.cli.verifications import run_verify
 
-    return run_verify(case, seed, quick, out, as_json, quiet)
+    return run_verify(case, seed, quick, output)
 
 
 @app.command(kept="finished cells are kept in {out}, and the same command goes on")
@@ -156,18 +152,14 @@ def bench(
     rounds: int = option("Interleaved rounds; medians are reported.", 9, min=1),
     against: Path | None = option("Reference bench.json; exit with 1 if slower."),
     tolerance: float = option("Relative slowdown that counts as slower.", 0.15),
-    out: Path | None = out_option("Folder for tables, figure and bench.json."),
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    output: Output = out_option("Folder for tables, figure and bench.json."),
 ) -> int:
     """Benchmark time, error and memory. The unit is a gradient; --peers adds other libraries."""
-    require_writable(out)
+    require_writable(output.out)
     from lambdahat.bench.plans import Plan
     from lambdahat.cli.bench_command import run_bench
 
-    return run_bench(
-        Plan(device, peers, quick, rounds), only, out, against, tolerance, as_json, quiet
-    )
+    return run_bench(Plan(device, peers, quick, rounds), only, against, tolerance, output)
 
 
 @app.command()
@@ -266,7 +258,7 @@ def graph_spectrum(
     """Maximum-entropy spectral density of the normalised Laplacian."""
     from lambdahat.cli.graph_commands import run_spectrum
 
-    return run_spectrum(files, reading, moments, probes, seed, output)
+    return run_spectrum(files, reading, output, moments=moments, probes=probes, seed=seed)
 
 
 @graph_commands.command("clusters")
@@ -284,7 +276,8 @@ def graph_clusters(
     """Number of clusters, with an error. Counts eigenvalues below the widest gap."""
     from lambdahat.cli.graph_commands import run_clusters
 
-    return run_clusters(files, reading, moments, probes, seed, cut, labels, output)
+    question = {"moments": moments, "probes": probes, "seed": seed, "cut": cut, "labels": labels}
+    return run_clusters(files, reading, output, **question)
 
 
 @graph_commands.command("compare")
@@ -300,7 +293,7 @@ def graph_compare(
     """Divergence between the spectra of each pair of graphs."""
     from lambdahat.cli.graph_commands import run_similarity
 
-    return run_similarity(files, reading, moments, probes, seed, output)
+    return run_similarity(files, reading, output, moments=moments, probes=probes, seed=seed)
 
 
 @graph_commands.command("fit")
@@ -322,7 +315,8 @@ def graph_fit(
     """Fit the closest random-graph model and its parameter."""
     from lambdahat.cli.graph_commands import run_fit
 
-    return run_fit(files, reading, model, moments, draws, size, seed, output)
+    question = {"moments": moments, "draws": draws, "size": size, "seed": seed}
+    return run_fit(files, reading, output, model, **question)
 
 
 app.add_typer(data_commands, name="data")

@@ -23,23 +23,13 @@ from lambdahat.bench.records import (
 from lambdahat.bench.suite import describe_run, run
 from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
+from lambdahat.cli.options import Output
 from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
 
-HEADER = (
-    "work",
-    "case",
-    "by",
-    "ms",
-    "cost",
-    "ours / it",
-    "error",
-    "MiB",
-    "over limit",
-    "over machine",
-    "note",
-)
+HEADER: tuple[str, ...] = ("work", "case", "by", "ms", "cost", "ours / it", "error", "MiB")
+HEADER += ("over limit", "over machine", "note")
 NOTE = (
     "cost: in the unit of the task, its first row. ours / it: our cost over this one's; below 1 we"
     " are faster.\nerror: relative, against the exact answer. MiB: rise of the peak. over limit:"
@@ -48,21 +38,14 @@ NOTE = (
 )
 
 
-def run_bench(
-    plan: Plan,
-    only: str,
-    out: Path | None,
-    against: Path | None,
-    tolerance: float,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+def run_bench(plan: Plan, only: str, against: Path | None, tolerance: float, output: Output) -> int:
     """Measure, print and write; the exit code. ``against`` measures slower tasks once more."""
     _require_device(plan.device)
     record = None if against is None else BenchResult.load(against)
     if record is not None:
         require_alike(describe_run(plan), record)
-    with bars(quiet):
+    out = output.out
+    with bars(output.quiet):
         outcome = run(plan, only, None if out is None else lambda result: _save(result, out))
         slower = failures(outcome) if record is None else regressions(outcome, record, tolerance)
         if slower and record is not None:
@@ -70,23 +53,19 @@ def run_bench(
             slower = regressions(outcome, record, tolerance)
     if out is not None:
         write(outcome, out)
-    show(outcome, slower, as_json, quiet)
+    show(outcome, slower, output)
     for one in slower:
         say(str(one))
     return NOT_CONVERGED if slower else OK
 
 
-def show(result: BenchResult, slower: Sequence[Regression], as_json: bool, quiet: bool) -> None:
+def show(result: BenchResult, slower: Sequence[Regression], output: Output) -> None:
     """On standard output."""
-    if as_json:
-        print_json(
-            {
-                "about": result.about,
-                "rows": [_document(result, row) for row in result.rows],
-                "regressions": [asdict(one) for one in slower],
-            }
-        )
-    elif not quiet:
+    if output.as_json:
+        rows = [_document(result, row) for row in result.rows]
+        lost = [asdict(one) for one in slower]
+        print_json({"about": result.about, "rows": rows, "regressions": lost})
+    elif not output.quiet:
         print_table(HEADER, [as_row(result, row) for row in result.rows], headline(result))
         print(NOTE)
 
@@ -94,27 +73,16 @@ def show(result: BenchResult, slower: Sequence[Regression], as_json: bool, quiet
 def headline(result: BenchResult) -> str:
     """The machine in a line."""
     about = result.about
-    return (
-        f"{about['device']} ({about['chip']}), {about['threads']} threads, torch {about['torch']}"
-    )
+    device = f"{about['device']} ({about['chip']})"
+    return f"{device}, {about['threads']} threads, torch {about['torch']}"
 
 
 def as_row(result: BenchResult, row: BenchRow) -> tuple[str, ...]:
     """One row in words."""
     ratio = "" if row.by in (OURS, UNIT) else number(result.ratio(row))
-    return (
-        row.work,
-        row.case,
-        row.label,
-        number(1e3 * row.seconds),
-        number(row.cost),
-        ratio,
-        number(row.error),
-        number(row.memory),
-        number(row.over_limit),
-        number(row.over_machine),
-        row.note,
-    )
+    costs = number(1e3 * row.seconds), number(row.cost), ratio
+    rest = (row.error, row.memory, row.over_limit, row.over_machine)
+    return row.work, row.case, row.label, *costs, *map(number, rest), row.note
 
 
 def number(value: float) -> str:
@@ -171,6 +139,5 @@ def _require_device(device: str) -> None:
     if known == "cpu" and device != "cpu":
         raise InputError(f"--device must be cpu or cuda, got {device!r}; there is one cpu")
     if known == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "--device must be one that is there, got cuda, and torch sees no CUDA device"
-        )
+        came = "got cuda, and torch sees no CUDA device"
+        raise InputError(f"--device must be one that is there, {came}")

@@ -18,13 +18,11 @@ from lambdahat.cli.options import (
     DEPTH,
     DRY_RUN,
     FACTORY,
-    JSON,
     KEPT,
-    OUT,
     PROBLEM,
-    QUIET,
     CurvatureChoice,
     Lines,
+    Output,
     ProblemChoices,
     SamplingChoices,
     argument,
@@ -113,10 +111,8 @@ def init(
 
     module = file.stem
     if file.suffix != ".py" or not module.isidentifier():
-        raise InputError(
-            f"FILE must be a Python module such as problem.py, got {str(file)!r}; use letters,"
-            " digits and underscores"
-        )
+        cure = f"got {str(file)!r}; use letters, digits and underscores"
+        raise InputError(f"FILE must be a Python module such as problem.py, {cure}")
     if file.exists():
         raise InputError(f"FILE must be a new file, got {file}, which exists; name another")
     if not file.parent.is_dir():
@@ -143,10 +139,8 @@ def measure(
     checkpoint: Path | None = CHECKPOINT,
     choices: ProblemChoices,
     sampling: SamplingChoices,
-    out: Path | None = KEPT,
-    as_json: bool = JSON,
+    output: Output = KEPT,
     dry_run: bool = DRY_RUN,
-    quiet: bool = QUIET,
 ) -> int:
     """Measure curvature and the learning coefficient, with errors."""
     names = _split_names(what, known_names("quantity"))
@@ -154,9 +148,8 @@ def measure(
     from lambdahat.cli.measurements import run_measure
 
     settings = MeasureSettings(curvature, depth, probes, top, choices.seed, sampling.given())
-    return run_measure(
-        factory, checkpoint, choices, names, settings, out, vectors, as_json, dry_run, quiet
-    )
+    question = (names, settings, vectors)
+    return run_measure(factory, checkpoint, choices, *question, output, dry_run)
 
 
 COMPARED = names_completion("quantity", "eigenvalues", "loss")
@@ -178,22 +171,15 @@ def compare(
     top: int = option("Number of eigenvalues.", 3, min=1),
     choices: ProblemChoices,
     sampling: SamplingChoices,
-    out: Path | None = out_option("Folder for the comparison, its table and its figure."),
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    output: Output = out_option("Folder for the comparison, its table and its figure."),
 ) -> int:
     """Compare checkpoints at the same nβ and γ, with errors."""
     names = _split_names(what, (*known_names("quantity"), "eigenvalues", "loss"))
     from lambdahat.cli.measurements import run_compare
 
-    question = {
-        "what": names,
-        "curvature": curvature,
-        "top": top,
-        "seed": choices.seed,
-        "sampling": sampling.given(),
-    }
-    return run_compare(factory, checkpoints, choices, question, out, as_json, quiet)
+    question = {"curvature": curvature, "top": top, "seed": choices.seed, "what": names}
+    question["sampling"] = sampling.given()
+    return run_compare(factory, checkpoints, choices, output, **question)
 
 
 def landscape(
@@ -205,17 +191,13 @@ def landscape(
         'module:function with held-out data; "test" of a run.', panel=PROBLEM
     ),
     choices: ProblemChoices,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
+    output: Output,
     dry_run: bool = DRY_RUN,
-    quiet: bool = QUIET,
 ) -> int:
     """Draw the loss along Ritz vectors or random directions."""
     from lambdahat.cli.lines import run_landscape
 
-    return run_landscape(
-        factory, checkpoint, choices, lines, held_out, out, as_json, dry_run, quiet
-    )
+    return run_landscape(factory, checkpoint, choices, lines, held_out, output, dry_run)
 
 
 @option_group
@@ -239,16 +221,14 @@ def advise(
     question: AdviceChoices,
     checkpoint: Path | None = CHECKPOINT,
     choices: ProblemChoices,
-    out: Path | None = out_option("Folder for the result, its tables and its figure."),
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    output: Output = out_option("Folder for the result, its tables and its figure."),
 ) -> int:
     """Recommend learning rate, batch size and damping, with reasons."""
     from lambdahat.cli.advise import run_advise
 
     asked = asdict(question) | {"seed": choices.seed}
     asked["samples"] = asked.pop("variance_samples")
-    return run_advise(factory, checkpoint, choices, asked, out, as_json, quiet)
+    return run_advise(factory, checkpoint, choices, output, **asked)
 
 
 def _split_names(what: str, known: tuple[str, ...]) -> list[str]:

@@ -82,8 +82,7 @@ class LanczosNewton(ObservingDescent):
             operator = CURVATURES[self.curvature](problem)
             start = random_vector(operator, self.seed, "lanczos newton", group["step"])
             run = lanczos(operator, start, self.pairs, "lanczos newton")
-            tridiagonal = torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
-            values, turn = torch.linalg.eigh(tridiagonal)
+            values, turn = torch.linalg.eigh(run.tridiagonal)
             vectors = turn.T.to(run.basis) @ run.basis.T
             parameters = self.all_parameters()
             for parameter, part in zip(parameters, problem.space.split(vectors), strict=True):

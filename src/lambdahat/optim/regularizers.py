@@ -134,8 +134,7 @@ def absolute_product(product: Product, vectors: list[Tensor], depth: int) -> lis
     if not length > 0:
         return [torch.zeros_like(vector) for vector in vectors]
     run = lanczos(_Flat(product, vectors), flat, min(depth, len(flat)), task="|H|θ")
-    off = torch.diag(run.beta, 1)
-    values, rotation = torch.linalg.eigh(torch.diag(run.alpha) + off + off.T)
+    values, rotation = torch.linalg.eigh(run.tridiagonal)
     weights = rotation @ (values.abs() * rotation[0])
     return reshape_like(length * (run.basis @ weights.to(run.basis)), vectors)
 
