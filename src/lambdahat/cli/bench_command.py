@@ -8,18 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from lambdahat.bench import records
 from lambdahat.bench.plans import Plan
-from lambdahat.bench.records import (
-    OURS,
-    UNIT,
-    BenchResult,
-    BenchRow,
-    Regression,
-    failures,
-    merged,
-    regressions,
-    require_alike,
-)
 from lambdahat.bench.suite import describe_run, run
 from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
@@ -41,16 +31,20 @@ NOTE = (
 def run_bench(plan: Plan, only: str, against: Path | None, tolerance: float, output: Output) -> int:
     """Measure, print and write; the exit code. ``against`` measures slower tasks once more."""
     _require_device(plan.device)
-    record = None if against is None else BenchResult.load(against)
+    record = None if against is None else records.BenchResult.load(against)
     if record is not None:
-        require_alike(describe_run(plan), record)
+        records.require_alike(describe_run(plan), record)
     out = output.out
     with bars(output.quiet):
         outcome = run(plan, only, None if out is None else lambda result: _save(result, out))
-        slower = failures(outcome) if record is None else regressions(outcome, record, tolerance)
+        slower = (
+            records.failures(outcome)
+            if record is None
+            else records.regressions(outcome, record, tolerance)
+        )
         if slower and record is not None:
-            outcome = merged(outcome, run(plan, only))
-            slower = regressions(outcome, record, tolerance)
+            outcome = records.merged(outcome, run(plan, only))
+            slower = records.regressions(outcome, record, tolerance)
     if out is not None:
         write(outcome, out)
     show(outcome, slower, output)
@@ -59,7 +53,7 @@ def run_bench(plan: Plan, only: str, against: Path | None, tolerance: float, out
     return NOT_CONVERGED if slower else OK
 
 
-def show(result: BenchResult, slower: Sequence[Regression], output: Output) -> None:
+def show(result: records.BenchResult, slower: Sequence[records.Regression], output: Output) -> None:
     """On standard output."""
     if output.as_json:
         rows = [_document(result, row) for row in result.rows]
@@ -70,16 +64,16 @@ def show(result: BenchResult, slower: Sequence[Regression], output: Output) -> N
         print(NOTE)
 
 
-def headline(result: BenchResult) -> str:
+def headline(result: records.BenchResult) -> str:
     """The machine in a line."""
     about = result.about
     device = f"{about['device']} ({about['chip']})"
     return f"{device}, {about['threads']} threads, torch {about['torch']}"
 
 
-def as_row(result: BenchResult, row: BenchRow) -> tuple[str, ...]:
+def as_row(result: records.BenchResult, row: records.BenchRow) -> tuple[str, ...]:
     """One row in words."""
-    ratio = "" if row.by in (OURS, UNIT) else number(result.ratio(row))
+    ratio = "" if row.by in (records.OURS, records.UNIT) else number(result.ratio(row))
     costs = number(1e3 * row.seconds), number(row.cost), ratio
     rest = (row.error, row.memory, row.over_limit, row.over_machine)
     return row.work, row.case, row.label, *costs, *map(number, rest), row.note
@@ -92,7 +86,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def findings(result: BenchResult) -> list[str]:
+def findings(result: records.BenchResult) -> list[str]:
     """What needs an explanation: faster peers, and results of ours far from their limit."""
     lines = [
         f"{row.label} is faster at {row.work} ({row.case}): ours takes {number(result.ratio(row))}"
@@ -106,7 +100,7 @@ def findings(result: BenchResult) -> list[str]:
     ]
 
 
-def write(result: BenchResult, folder: Path) -> None:
+def write(result: records.BenchResult, folder: Path) -> None:
     """``bench.json``, ``table.txt``, ``table.md`` and ``bench.png``."""
     _save(result, folder)
     rows = [as_row(result, row) for row in result.rows]
@@ -116,12 +110,12 @@ def write(result: BenchResult, folder: Path) -> None:
     save_figure(plot(result), folder / "bench.png")
 
 
-def _save(result: BenchResult, folder: Path) -> None:
+def _save(result: records.BenchResult, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     result.save(folder / "bench.json")
 
 
-def _document(result: BenchResult, row: BenchRow) -> dict[str, Any]:
+def _document(result: records.BenchResult, row: records.BenchRow) -> dict[str, Any]:
     extra = {
         "ours_over_it": result.ratio(row),
         "over_limit": row.over_limit,

@@ -18,14 +18,7 @@ from lambdahat.cli.exits import FactoryError, InputError, foreign_output, one_li
 from lambdahat.cli.options import ProblemChoices
 from lambdahat.problem import Problem
 from lambdahat.problem.network import named_tensors
-from lambdahat.training.checkpoints import (
-    WHICH,
-    is_run_folder,
-    load_run,
-    read_recipe,
-    read_tensors,
-    weights,
-)
+from lambdahat.training import checkpoints
 
 UNCHANGED = ProblemChoices()
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -60,7 +53,7 @@ def load_problem(
 def _run_problem(folder: str) -> Problem:
     """The problem of a run; what is wrong with its recipe is said of the file that it is in."""
     try:
-        return load_run(folder)
+        return checkpoints.load_run(folder)
     except FileNotFoundError:
         raise
     except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as error:
@@ -72,13 +65,13 @@ def _run_problem(folder: str) -> Problem:
 def held_out_data(spec: str, factory: str) -> Any:
     """What ``--held-out`` names: a function's data or problem, or "test" of a run folder."""
     if spec == "test" and Path(factory).is_dir():
-        return read_recipe(factory).split().test
+        return checkpoints.read_recipe(factory).split().test
     return call_factory(spec, "--held-out")
 
 
 def _within(run: str, checkpoint: Path) -> Path:
     """A checkpoint of the run by its name, such as "best", or a file as it is."""
-    named = str(checkpoint) in (*WHICH, "averaged") and not checkpoint.exists()
+    named = str(checkpoint) in (*checkpoints.WHICH, "averaged") and not checkpoint.exists()
     if named and str(checkpoint) == "averaged":
         return Path(run) / "averaged.safetensors"
     return Path(run) / "checkpoints" / str(checkpoint) if named else checkpoint
@@ -128,15 +121,15 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Tensor]:
 
     A run folder gives its newest weights; "best" or "last" in its folder of checkpoints those.
     """
-    if path.is_dir() and is_run_folder(path):
-        return weights(path)
-    if path.parent.name == "checkpoints" and path.name in WHICH:
-        return weights(path.parent.parent, path.name)
+    if path.is_dir() and checkpoints.is_run_folder(path):
+        return checkpoints.weights(path)
+    if path.parent.name == "checkpoints" and path.name in checkpoints.WHICH:
+        return checkpoints.weights(path.parent.parent, path.name)
     if not path.is_file():
         raise InputError(f"{option}: no such file: {path}")
     try:
         if path.suffix == ".safetensors":
-            return read_tensors(path)
+            return checkpoints.read_tensors(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             stored = torch.load(path, map_location="cpu", weights_only=True)

@@ -14,17 +14,7 @@ import torch
 from lambdahat._core.progress import progress
 from lambdahat._measure import compare, measure, quantity_names
 from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings
-from lambdahat.cli import printing
-from lambdahat.cli.exits import (
-    OK,
-    InputError,
-    code_of,
-    foreign_output,
-    own_folder,
-    rank,
-    require_writable,
-    say,
-)
+from lambdahat.cli import exits, printing
 from lambdahat.cli.loading import load_problem
 from lambdahat.cli.options import Output, ProblemChoices
 from lambdahat.krylov import random_vector
@@ -51,12 +41,12 @@ def run_measure(
 ) -> int:
     """Measure, print and write; the exit code."""
     names = quantity_names(what)
-    if rank() == 0 and not dry_run:
-        require_writable(output.out)
+    if exits.rank() == 0 and not dry_run:
+        exits.require_writable(output.out)
     problem = load_problem(factory, choices, checkpoint)
     if dry_run:
         return _predict(problem, names, settings, output.as_json)
-    with bars(output.quiet), foreign_output(), own_folder(output.out) as folder:
+    with bars(output.quiet), exits.foreign_output(), exits.own_folder(output.out) as folder:
         measurement = measure(
             problem,
             names,
@@ -69,12 +59,12 @@ def run_measure(
             folder=folder,
             keep_vectors=vectors,
         )
-    if rank() == 0:
+    if exits.rank() == 0:
         if output.out is not None:
             write_tables(measurement, output.out)
             write_figures(measurement, output.out)
         show(measurement, output)
-    return code_of(printing.statuses(measurement))
+    return exits.code_of(printing.statuses(measurement))
 
 
 def run_compare(
@@ -86,12 +76,12 @@ def run_compare(
 ) -> int:
     """Compare the checkpoints, print and write; the exit code."""
     out = output.out
-    require_writable(out)
+    exits.require_writable(out)
     problems = {
         name: [load_problem(factory, choices, path, "CHECKPOINTS") for path in paths]
         for name, paths in named_checkpoints(checkpoints).items()
     }
-    with bars(output.quiet), foreign_output():
+    with bars(output.quiet), exits.foreign_output():
         comparison = compare(problems, **question)
     header = ("quantity", "name", "value ± error", "seeds", "status")
     rows = []
@@ -114,8 +104,8 @@ def run_compare(
         output.print_folder()
     every = [one.status for each in measured for one in each]
     for status in dict.fromkeys(status for status in every if not status.ok):
-        say(f"{status.name}: {status.value}")
-    return code_of(every)
+        exits.say(f"{status.name}: {status.value}")
+    return exits.code_of(every)
 
 
 def named_checkpoints(words: Sequence[str]) -> dict[str, list[Path]]:
@@ -127,13 +117,13 @@ def named_checkpoints(words: Sequence[str]) -> dict[str, list[Path]]:
         if not equals and paths:
             name = paths[0].stem if paths[0].suffix else paths[0].name
         if not name or not paths or name in named:
-            raise InputError(
+            raise exits.InputError(
                 f"CHECKPOINTS must be FILE or NAME=FILE with a name each, got {word!r}"
                 + (f", a second {name!r}; write NAME={word}" if name in named else "")
             )
         named[name] = paths
     if len(named) < 2:
-        raise InputError(
+        raise exits.InputError(
             f"CHECKPOINTS must be two or more, got {len(named)}; for one, use lambdahat measure"
         )
     return named
@@ -142,7 +132,7 @@ def named_checkpoints(words: Sequence[str]) -> dict[str, list[Path]]:
 @contextmanager
 def bars(quiet: bool) -> Iterator[None]:
     """Show progress bars on the first rank if standard error is a terminal, unless ``quiet``."""
-    if quiet or rank():
+    if quiet or exits.rank():
         yield
     else:
         with progress():
@@ -178,7 +168,7 @@ def show(measurement: Measurement, output: Output) -> None:
         print(printing.NOTE)
         output.print_folder()
     for line in printing.remedies(measurement):
-        say(line)
+        exits.say(line)
 
 
 def write_tables(measurement: Measurement, folder: Path) -> None:
@@ -200,15 +190,15 @@ def write_figures(measurement: Measurement, folder: Path) -> None:
 def _predict(
     problem: Problem, names: Sequence[str], settings: MeasureSettings, as_json: bool
 ) -> int:
-    with foreign_output():
+    with exits.foreign_output():
         first, rows = forecast(problem, names, settings)
-    if rank():
-        return OK
+    if exits.rank():
+        return exits.OK
     if as_json:
         printing.print_json({**asdict(first), "forecast": [asdict(row) for row in rows]})
     else:
         printing.print_table(FORECAST_HEADER, [row.row() for row in rows], str(first))
-    return OK
+    return exits.OK
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,7 @@ from lambdahat.krylov import conjugate_gradients
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher as fisher_of
 from lambdahat.operators.matrix import identity
-from lambdahat.optim.descent import (
-    Directions,
-    ObservingDescent,
-    group_settings,
-    require_observation,
-)
+from lambdahat.optim import descent
 from lambdahat.optim.registry import register_optimizer
 from lambdahat.problem import Problem
 
@@ -37,7 +32,7 @@ RAISE = "raise alpha"
 
 
 @register_optimizer("exact-ngd")
-class ExactNGD(ObservingDescent):
+class ExactNGD(descent.ObservingDescent):
     """θ ← θ − lr·(F + κI)⁻¹∇L with F the Fisher matrix of all d parameters, κ = (α/d)·max(tr F, ε).
 
     Eqs. 5–7 of the NGD paper, nothing approximated and no norm restored. ``fisher`` is the kind of
@@ -74,7 +69,7 @@ class ExactNGD(ObservingDescent):
         self.seed = require_count(seed, "seed", least=0)
         self._operator: LinearOperator | None = None
         names = ("lr", "alpha", "epsilon", "every", "momentum", "weight_decay")
-        settings = group_settings(locals(), *names, step=0, observed=-1, damping=0.0)
+        settings = descent.group_settings(locals(), *names, step=0, observed=-1, damping=0.0)
         super().__init__(params, settings)
         self.update_norm: Tensor | None = None
 
@@ -124,9 +119,9 @@ class ExactNGD(ObservingDescent):
             self._operator = operator
         group["observed"] = group["step"]
 
-    def directions(self) -> Directions:
+    def directions(self) -> descent.Directions:
         """(F + κI)⁻¹ times the gradients, which are 0 where there are none."""
-        require_observation(not self.due, "this step")
+        descent.require_observation(not self.due, "this step")
         found, parameters = self.gradients(), self.all_parameters()
         parts = [found[p] if p in found else torch.zeros_like(p) for p in parameters]
         whole = torch.cat([part.reshape(-1) for part in parts])

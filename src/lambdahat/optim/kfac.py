@@ -24,13 +24,7 @@ from lambdahat._core.check import (
 from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.operators.kronecker_factors import Fisher, join_outputs
-from lambdahat.optim.descent import (
-    Descent,
-    Directions,
-    group_settings,
-    require_observation,
-    total_norm,
-)
+from lambdahat.optim import descent
 from lambdahat.optim.kronecker_layers import (
     Affine,
     Layer,
@@ -198,7 +192,7 @@ FIRST_STEPS = 10  # curvature changes fastest at the start of training
 
 
 @register_optimizer("kfac")
-class KFAC(Descent):
+class KFAC(descent.Descent):
     """Gradient descent preconditioned layer by layer with the Kronecker-factored Fisher (Martens &
     Grosse 2015).
 
@@ -261,7 +255,7 @@ class KFAC(Descent):
         self.seed = require_count(seed, "seed", least=0)
         every = ("factor_every", "inverse_every")
         names = ("lr", "damping", "decay", *every, "momentum", "weight_decay", "kl_clip")
-        settings = group_settings(locals(), *names, step=0, observed=-1)
+        settings = descent.group_settings(locals(), *names, step=0, observed=-1)
         self.model, self.sharing = model, sharing
         free = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.update_norm: Tensor | None = None
@@ -340,7 +334,7 @@ class KFAC(Descent):
         """Remove the hooks from the model."""
         self._recorder.close()
 
-    def directions(self) -> Directions:
+    def directions(self) -> descent.Directions:
         """The preconditioned gradients, after whatever update of moments and inverses is due."""
         if self._measures:
             self._update()
@@ -362,7 +356,7 @@ class KFAC(Descent):
         for layer, steps in blocks:
             parts = zip(layer.parameters, steps, strict=True)
             found.update((parameter, part.to(parameter.dtype)) for parameter, part in parts)
-        self.update_norm = total_norm(list(found.values()))
+        self.update_norm = descent.total_norm(list(found.values()))
         self._forget()
         return found
 
@@ -485,7 +479,7 @@ class KFAC(Descent):
 
     def _refresh(self) -> None:
         updated = ["updates" in self.state[layer.key] for layer in self.layers]
-        require_observation(self.fisher == "empirical" or any(updated) or not self.layers)
+        descent.require_observation(self.fisher == "empirical" or any(updated) or not self.layers)
         corrected = self.kind == "ekfac"
         for layer, group in self._with_groups():
             state = self.state[layer.key]

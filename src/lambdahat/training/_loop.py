@@ -30,21 +30,11 @@ from lambdahat.problem import DEFAULT_BATCH, Problem, require_problem
 from lambdahat.problem.batches import Batches, make_batches, rng_untouched
 from lambdahat.problem.network import BATCH_NORMS, accumulating
 from lambdahat.results import Status
+from lambdahat.training import stepping
 from lambdahat.training.checkpoints import Checkpoint, Checkpoints, alone_in, read, write_tensors
 from lambdahat.training.feeding import Augment, Feed, contents, same_contents
 from lambdahat.training.history import BestSoFar, EarlyStopping, Metrics, Run
 from lambdahat.training.loggers import Loggers
-from lambdahat.training.stepping import (
-    PRECISIONS,
-    Diverged,
-    Judge,
-    Stepper,
-    Tally,
-    TrainingSubject,
-    chain,
-    joint_norm,
-    modes,
-)
 from lambdahat.training.trackers import describe_tracker
 
 # statistics of more samples cost a pass and change little (§7.3.1, spectral thesis)
@@ -87,7 +77,7 @@ class FitSettings:
     accumulate: int
     clip: float | None
     augment: Augment | None
-    accuracy: Judge | None
+    accuracy: stepping.Judge | None
     trackers: Sequence[Any]
     loggers: Any
     curvature_samples: int | None
@@ -108,7 +98,7 @@ class FitSettings:
         if self.clip is not None:
             require_positive(self.clip, "clip")
         require_count(self.seed, "seed", least=0)
-        require_choice(self.precision, "precision", PRECISIONS)
+        require_choice(self.precision, "precision", stepping.PRECISIONS)
         require_choice(self.schedule_unit, "schedule_unit", UNITS)
         self._require_parts()
         for name in ("resume", "checkpoint_steps"):
@@ -178,7 +168,9 @@ class FitSettings:
                 f" {describe(self.schedule)}; such as lh.optim.schedules.cosine(optimizer, epochs)"
             )
         theirs = getattr(self.schedule, "optimizer", None)
-        if theirs is not None and not any(theirs is inner for inner in chain(self.optimizer)):
+        if theirs is not None and not any(
+            theirs is inner for inner in stepping.chain(self.optimizer)
+        ):
             raise ValueError(
                 "schedule must be of this optimizer, got one of another optimizer; make it with"
                 " schedule(optimizer, …)"
@@ -201,7 +193,7 @@ def fit(
     accumulate: int = 1,
     clip: float | None = None,
     augment: Augment | None = None,
-    accuracy: Judge | None = None,
+    accuracy: stepping.Judge | None = None,
     trackers: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     curvature_samples: int | None = None,
@@ -251,7 +243,7 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
     Of what a schedule or the optimiser itself moves it is the value at construction.
     """
     groups, settings = optimizer.param_groups, {}
-    signatures = (inspect.signature(type(inner)).parameters for inner in chain(optimizer))
+    signatures = (inspect.signature(type(inner)).parameters for inner in stepping.chain(optimizer))
     for name in (name for signature in signatures for name in signature):
         if name in groups[0] and name != "params":
             first = optimizer.defaults if name in SCHEDULED_SETTINGS else {}
@@ -293,11 +285,11 @@ class Trainer:
         self._plateau = isinstance(settings.schedule, plateau)
         self.trackers, self.loggers = list(settings.trackers), settings.loggers
         self.folder = settings.folder
-        self.subject = TrainingSubject(self.problem, settings.precision, settings.accuracy)
+        self.subject = stepping.TrainingSubject(self.problem, settings.precision, settings.accuracy)
         self.feed = Feed(
             self.problem, settings.batch_size, settings.accumulate, settings.seed, settings.augment
         )
-        self.stepper = Stepper(
+        self.stepper = stepping.Stepper(
             self.subject,
             self.optimizer,
             self.feed,
@@ -332,7 +324,7 @@ class Trainer:
         best = (metric,) if stopping is None else (stopping.metric, stopping.least)
         self.best = BestSoFar(*best)
         self.epoch = self.batch = self.step = 0
-        self.tally, self.ended = Tally(self.problem.device), ""
+        self.tally, self.ended = stepping.Tally(self.problem.device), ""
         self.seconds = 0.0  # in training steps, without what is measured between them
         self.averaged: dict[str, Any] = {}
         self._initial: list[Tensor] = []
@@ -342,7 +334,7 @@ class Trainer:
     def run(self) -> Run:
         """Train to the end, from the beginning or from the newest whole checkpoint."""
         lock = nullcontext() if self.folder is None else alone_in(self.folder)
-        with lock, modes(self.subject.model, True), rng_untouched():
+        with lock, stepping.modes(self.subject.model, True), rng_untouched():
             # torch's global generators, which dropout uses
             torch.manual_seed(derived_seed(self.settings.seed, "training"))
             try:
@@ -465,7 +457,7 @@ class Trainer:
         for group in self.feed.epoch(self.epoch, self.batch):
             try:
                 self.stepper(group, self.step, self.tally)
-            except Diverged:
+            except stepping.Diverged:
                 diverged = True
                 break
             self.step, self.batch = self.step + 1, self.batch + 1
@@ -534,7 +526,7 @@ class Trainer:
         else:
             improved = False
         self.epoch, self.batch = self.epoch + 1, 0
-        self.tally = Tally(self.problem.device)
+        self.tally = stepping.Tally(self.problem.device)
         stopping = self.early_stopping
         waited = stopping is not None and self.best.waited >= stopping.patience
         if waited or getattr(self.optimizer, "stopped", False):
@@ -576,7 +568,7 @@ class Trainer:
         layers = [] if model is None else [m for m in model.modules() if isinstance(m, BATCH_NORMS)]
         layers = [layer for layer in layers if layer.track_running_stats]
         if layers:  # statistics of the averaged weights (§7.3.1)
-            with torch.no_grad(), modes(model, training=False), accumulating(layers):
+            with torch.no_grad(), stepping.modes(model, training=False), accumulating(layers):
                 for layer in layers:
                     layer.reset_running_stats()
                 steps = max(1, REFRESH_SAMPLES // self.feed.step_samples)
@@ -590,7 +582,11 @@ class Trainer:
         parameters = [parameter.detach() for parameter in self.stepper.parameters]
         moved = list(torch._foreach_sub(parameters, self._initial))
         sizes = [parameter.abs().max().double() for parameter in parameters if parameter.numel()]
-        norms = [joint_norm(parameters), torch.stack(sizes).max(), joint_norm(moved)]
+        norms = [
+            stepping.joint_norm(parameters),
+            torch.stack(sizes).max(),
+            stepping.joint_norm(moved),
+        ]
         values = torch.stack(norms).tolist()
         return dict(zip(("norm", "max_norm", "distance"), values, strict=True))
 
