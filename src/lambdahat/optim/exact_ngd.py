@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lambdahat._core.check import (
     describe,
+    require,
     require_choice,
     require_count,
     require_number,
@@ -139,10 +140,8 @@ class ExactNGD(descent.ObservingDescent):
         damped = operator + self.damping * identity(operator) if self.damping else operator
         right = gradient.to(operator.device)
         solution = conjugate_gradients(damped, right, self.tol, self.max_matvecs)
-        if not solution.curvature > 0:
-            raise ValueError(
-                f"F + κI must be positive definite, got curvature {solution.curvature:.3g}; {RAISE}"
-            )
+        came = f"curvature {solution.curvature:.3g}"
+        require(solution.curvature > 0, "F + κI", "be positive definite", came, RAISE)
         return solution.solution
 
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from lambdahat._core.check import (
     describe,
+    require,
     require_choice,
     require_count,
     require_number,
@@ -295,11 +296,9 @@ class KFAC(descent.Descent):
 
     def observe(self, problem: Problem) -> None:
         """Measure the moments on a problem of the same model and parameters."""
-        if self.fisher == "empirical":
-            raise ValueError(
-                'fisher must be "monte_carlo" or "exact" for observe, got "empirical"; the'
-                " empirical Fisher comes from training's own backward passes"
-            )
+        expected = 'be "monte_carlo" or "exact" for observe'
+        cure = "the empirical Fisher comes from training's own backward passes"
+        require(self.fisher != "empirical", "fisher", expected, '"empirical"', cure)
         self.require_same_point(problem)
         problem = problem.with_output("KFAC")
         if problem.model is None:

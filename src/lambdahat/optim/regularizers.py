@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from lambdahat._core.check import (
     describe,
+    require,
     require_choice,
     require_count,
     require_number,
@@ -113,11 +114,8 @@ def batch_product(loss: Tensor, parameters: Tensors) -> BatchProduct:
     """
     if not isinstance(loss, Tensor) or loss.ndim != 0:
         raise ValueError(f"loss must be a scalar tensor, got {describe(loss)}; take its mean")
-    if not loss.requires_grad:
-        raise ValueError(
-            "loss must have its graph, got a tensor without one; call batch_product before"
-            " backward(), outside torch.no_grad()"
-        )
+    cure = "call batch_product before backward(), outside torch.no_grad()"
+    require(loss.requires_grad, "loss", "have its graph", "a tensor without one", cure)
     require_true_second_derivative(loss)
     trained = list(parameters)
     graph = torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)
@@ -325,11 +323,9 @@ class SelectiveL2(Rule):
     def _largest(self, sizes: Tensors) -> list[Tensor]:
         """The maximum over the layer that each parameter belongs to."""
         layers = self.layers or range(len(sizes))
-        if len(layers) != len(sizes):
-            raise ValueError(
-                f"layers must name the layer of each of the {len(sizes)} parameters, got"
-                f" {len(layers)} names; make them with layers_of(model)"
-            )
+        expected = f"name the layer of each of the {len(sizes)} parameters"
+        cure = "make them with layers_of(model)"
+        require(len(layers) == len(sizes), "layers", expected, f"{len(layers)} names", cure)
         own = [size.amax() for size in sizes]
         largest: dict[Hashable, Tensor] = {}
         for layer, value in zip(layers, own, strict=True):

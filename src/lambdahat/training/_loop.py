@@ -132,10 +132,8 @@ class FitSettings:
                 has = f"have {', '.join(wanted)}"
                 require(not missing, name, has, part, f"it lacks {missing}", TypeError)
         for tracker in self.trackers:
-            if tracker.unit not in UNITS:
-                raise ValueError(
-                    f'trackers must have the unit "epoch" or "step", got {tracker.unit!r}'
-                )
+            expected = 'have the unit "epoch" or "step"'
+            require(tracker.unit in UNITS, "trackers", expected, repr(tracker.unit))
         average = all(hasattr(self.averaging, name) for name in ("update", "unit", "model"))
         fits = self.averaging is None or average
         require(fits, "averaging", "be an IterateAverage", self.averaging, "", TypeError)

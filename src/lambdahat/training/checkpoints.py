@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdahat._core import storage
-from lambdahat._core.check import describe
+from lambdahat._core.check import describe, require
 from lambdahat.data.catalogue import load
 from lambdahat.data.splits import Split
 from lambdahat.models import make_model
@@ -396,11 +396,8 @@ class Recipe:
         if self.samples is None:
             return split
         x, y = split.train
-        if self.samples > len(x):
-            raise ValueError(
-                f"samples must be at most the {len(x):,} training samples of {self.data!r}, got"
-                f" {self.samples:,}"
-            )
+        expected = f"be at most the {len(x):,} training samples of {self.data!r}"
+        require(self.samples <= len(x), "samples", expected, f"{self.samples:,}")
         return Split((x[: self.samples], y[: self.samples]), split.test, split.classes)
 
     def network(self, split: Split) -> nn.Module:
@@ -478,10 +475,8 @@ def load_run(
     model = recipe.network(split)
     own, stored = named_tensors(model), weights(folder, which)
     shapes = ({name: tensor.shape for name, tensor in each.items()} for each in (own, stored))
-    if next(shapes) != next(shapes):
-        raise ValueError(
-            f"folder must hold weights of the model in its config.json, got {folder} with others"
-        )
+    expected = "hold weights of the model in its config.json"
+    require(next(shapes) == next(shapes), "folder", expected, f"{folder} with others")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(stored[name])

@@ -235,11 +235,9 @@ def _means(sums: Tensor, size: int) -> NDArray[np.float64]:
 def _require_alike(models: Sequence[nn.Module]) -> None:
     states = [model.state_dict().items() for model in models]
     forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in state} for state in states]
-    if any(form != forms[0] for form in forms):
-        raise ValueError(
-            "make_model must give the same tensors for every seed, got models that differ in names,"
-            " shapes or dtypes"
-        )
+    expected = "give the same tensors for every seed"
+    came = "models that differ in names, shapes or dtypes"
+    require(all(form == forms[0] for form in forms), "make_model", expected, came)
 
 
 NGD_DEFAULTS = {
@@ -363,15 +361,11 @@ def _members(seeds: Any, values: dict[str, Any]) -> tuple[tuple[int, ...], dict[
     lengths = {name: len(value) for name, value in values.items() if isinstance(value, tuple)}
     members = max([len(members_seeds), *lengths.values()])
     members_seeds = members_seeds * members if len(members_seeds) == 1 else members_seeds
-    if len(members_seeds) != members:
-        raise ValueError(
-            f"seeds must be one or {members}, as many as there are values, got {len(members_seeds)}"
-        )
+    expected = f"be one or {members}, as many as there are values"
+    require(len(members_seeds) == members, "seeds", expected, str(len(members_seeds)))
     for name, length in lengths.items():
-        if length != members:
-            raise ValueError(
-                f"{name} must have one value or {members}, one for each member, got {length}"
-            )
+        expected = f"have one value or {members}, one for each member"
+        require(length == members, name, expected, str(length))
     for member in range(members):
         pairs = values.items()
         own = {key: value[member] if isinstance(value, tuple) else value for key, value in pairs}

@@ -180,10 +180,8 @@ class Metrics:
 
         Damaged rows are left out with a warning that names them: no state depends on a row.
         """
-        if not self.covers(length):
-            raise ValueError(
-                f"metrics.jsonl must hold at least {length} bytes, got {self.length} bytes"
-            )
+        expected = f"hold at least {length} bytes"
+        require(self.covers(length), "metrics.jsonl", expected, f"{self.length} bytes")
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
