@@ -88,11 +88,8 @@ class BenchResult(Result):
 
     def faster_peers(self) -> list[BenchRow]:
         """The peers that took less time than ours at the accuracy asked for."""
-        return [
-            row
-            for row in self.rows
-            if row.by not in (OURS, UNIT) and row.accurate and self.ratio(row) > 1
-        ]
+        peers = [row for row in self.rows if row.by not in (OURS, UNIT)]
+        return [row for row in peers if row.accurate and self.ratio(row) > 1]
 
     def far_from_limit(self, factor: float = 1.3) -> list[BenchRow]:
         """Our rows that cost more than ``factor`` times their limit."""
@@ -190,10 +187,7 @@ def merged(first: BenchResult, again: BenchResult) -> BenchResult:
     rows: list[BenchRow] = []
     for work, case in first.tasks():
         old, new = first.of(work, case), again.of(work, case)
-        better = (
-            OURS in new
-            and OURS in old
-            and (_has_failed(old[OURS]) or new[OURS].cost < old[OURS].cost)
-        )
+        both = OURS in new and OURS in old
+        better = both and (_has_failed(old[OURS]) or new[OURS].cost < old[OURS].cost)
         rows += (new if better else old).values()
     return BenchResult(tuple(rows), first.about)

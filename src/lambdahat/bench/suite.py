@@ -91,10 +91,8 @@ def describe_run(plan: Plan) -> dict[str, Any]:
 
 def _load_peers() -> None:
     """Import the peers first, so that no import counts as a task's memory or time."""
-    loads = [peer.load for peer in PEERS] + [
-        partial(devinterp, "slt.sampler"),
-        partial(import_module, "linear_operator"),
-    ]
+    loads = [peer.load for peer in PEERS]
+    loads += [partial(devinterp, "slt.sampler"), partial(import_module, "linear_operator")]
     for load in loads:
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
