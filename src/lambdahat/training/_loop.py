@@ -8,9 +8,10 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -40,61 +41,29 @@ from lambdahat.training.trackers import describe_tracker
 # statistics of more samples cost a pass and change little (§7.3.1, spectral thesis)
 REFRESH_SAMPLES = 10_000
 UNITS = ("epoch", "step")
-SCHEDULED_SETTINGS = (
-    "lr",
-    "momentum",
-    "betas",
-    "average_start",
-)  # by schedules, SpectralSGD, start_averaging()
+# by schedules, SpectralSGD, start_averaging()
+SCHEDULED_SETTINGS = ("lr", "momentum", "betas", "average_start")
 LATER_FIELDS = ("contents", "trackers")  # which runs of early versions do not tell
 # the settings that determine the numbers; the others may change from one call to the next
-FINGERPRINT = (
-    "batch_size",
-    "precision",
-    "accumulate",
-    "clip",
-    "schedule_unit",
-    "curvature_samples",
-    "seed",
-)
+FINGERPRINT: tuple[str, ...] = ("batch_size", "precision", "accumulate", "clip")
+FINGERPRINT += ("schedule_unit", "curvature_samples", "seed")
 
 
-@dataclass
-class FitSettings:
+class FitSettings(SimpleNamespace):
     """What ``fit`` takes; see there. A wrong argument raises an error that names it."""
 
-    problem: Problem
-    optimizer: Any
-    epochs: int
-    batch_size: int | None
-    schedule: Any
-    schedule_unit: str
-    regularizers: Sequence[Any]
-    averaging: Any
-    validation: Any
-    early_stopping: Any
-    precision: str
-    accumulate: int
-    clip: float | None
-    augment: Augment | None
-    accuracy: stepping.Judge | None
-    trackers: Sequence[Any]
-    loggers: Any
-    curvature_samples: int | None
     folder: Any
-    resume: bool
-    keep: int
-    checkpoint_every: int
-    checkpoint_steps: int | None
-    seed: int
+    loggers: Any
+    early_stopping: Any
 
-    def __post_init__(self) -> None:
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         require_problem(self.problem)
         for name in ("epochs", "accumulate", "keep", "checkpoint_every"):
-            require_count(getattr(self, name), name)
+            require_count(given[name], name)
         for name in ("batch_size", "curvature_samples", "checkpoint_steps"):
-            if getattr(self, name) is not None:
-                require_count(getattr(self, name), name)
+            if given[name] is not None:
+                require_count(given[name], name)
         if self.clip is not None:
             require_positive(self.clip, "clip")
         require_count(self.seed, "seed", least=0)
@@ -103,7 +72,7 @@ class FitSettings:
         self._require_parts()
         for name in ("resume", "checkpoint_steps"):
             where = "the folder of the run" if name == "resume" else "a folder"
-            fits = not getattr(self, name) or self.folder is not None
+            fits = not given[name] or self.folder is not None
             require(fits, name, f"come with {where}", "no folder")
         self.folder = None if self.folder is None else Path(self.folder)
 
@@ -112,25 +81,20 @@ class FitSettings:
         example = "such as torch.optim.SGD(model.parameters(), lr=0.1)"
         kind = torch.optim.Optimizer
         require_type(self.optimizer, kind, "optimizer", "be a torch.optim.Optimizer", example)
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "optimizer must step without a closure, got LBFGS; it evaluates the loss many times"
-                " a step"
-            )
+        closed, cure = torch.optim.LBFGS, "it evaluates the loss many times a step"
+        fits = not isinstance(self.optimizer, closed)
+        require(fits, "optimizer", "step without a closure", "LBFGS", cure)
         if self.schedule is not None:
             self._require_schedule()
-        lists = {
-            "regularizers": ("add_to", "needs_product"),
-            "trackers": ("measure", "every", "unit"),
-        }
-        for name, wanted in lists.items():
+        wants = {"regularizers": "add_to, needs_product", "trackers": "measure, every, unit"}
+        for name, wanted in wants.items():
             parts = getattr(self, name)
             if not isinstance(parts, Sequence) or isinstance(parts, str):
                 raise TypeError(f"{name} must be a list, got {describe(parts)}")
             for part in parts:
-                missing = ", ".join(each for each in wanted if not hasattr(part, each))
-                has = f"have {', '.join(wanted)}"
-                require(not missing, name, has, part, f"it lacks {missing}", TypeError)
+                missing = [each for each in wanted.split(", ") if not hasattr(part, each)]
+                cure = f"it lacks {', '.join(missing)}"
+                require(not missing, name, f"have {wanted}", part, cure, TypeError)
         for tracker in self.trackers:
             expected = 'have the unit "epoch" or "step"'
             require(tracker.unit in UNITS, "trackers", expected, repr(tracker.unit))
@@ -143,36 +107,27 @@ class FitSettings:
             fits = given is None or callable(given)
             require(fits, name, "be a function", given, "", TypeError)
         if self.early_stopping is not None and not isinstance(self.early_stopping, EarlyStopping):
-            self.early_stopping = EarlyStopping(
-                require_count(self.early_stopping, "early_stopping")
-            )
+            patience = require_count(self.early_stopping, "early_stopping")
+            self.early_stopping = EarlyStopping(patience)
         if self.validation is None:  # refuse parts that wait for its loss
-            patience = any(group.get("patience") for group in self.optimizer.param_groups)
-            if patience and hasattr(self.optimizer, "record"):
-                raise ValueError(
-                    "validation must be given to an optimiser with a patience, got None"
-                )
-            if self.early_stopping and self.early_stopping.metric.startswith("validation"):
-                raise ValueError(
-                    "validation must be given for early stopping to watch, got None; or watch"
-                    ' another column: EarlyStopping(metric="loss")'
-                )
+            waits = any(group.get("patience") for group in self.optimizer.param_groups)
+            fits = not (waits and hasattr(self.optimizer, "record"))
+            require(fits, "validation", "be given to an optimiser with a patience", "None")
+            watched = self.early_stopping.metric if self.early_stopping else ""
+            cure = 'or watch another column: EarlyStopping(metric="loss")'
+            fits = not watched.startswith("validation")
+            require(fits, "validation", "be given for early stopping to watch", "None", cure)
 
     def _require_schedule(self) -> None:
+        expected = "be a scheduler made for the optimizer"
+        cure = "such as lh.optim.schedules.cosine(optimizer, epochs)"
         steps = callable(getattr(self.schedule, "step", None))
-        if not steps or not hasattr(self.schedule, "state_dict"):
-            raise TypeError(
-                "schedule must be a scheduler made for the optimizer, got"
-                f" {describe(self.schedule)}; such as lh.optim.schedules.cosine(optimizer, epochs)"
-            )
+        fits = steps and hasattr(self.schedule, "state_dict")
+        require(fits, "schedule", expected, self.schedule, cure, TypeError)
         theirs = getattr(self.schedule, "optimizer", None)
-        if theirs is not None and not any(
-            theirs is inner for inner in stepping.chain(self.optimizer)
-        ):
-            raise ValueError(
-                "schedule must be of this optimizer, got one of another optimizer; make it with"
-                " schedule(optimizer, …)"
-            )
+        own = theirs is None or any(theirs is inner for inner in stepping.chain(self.optimizer))
+        cure = "make it with schedule(optimizer, …)"
+        require(own, "schedule", "be of this optimizer", "one of another optimizer", cure)
 
 
 def fit(
@@ -258,18 +213,18 @@ def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             continue
         was = stored.get(name)
         if name == "contents":
-            if was is None or not same_contents(was, value):
-                raise ValueError(
-                    "folder must hold a run on the same data, got one on other samples or labels;"
-                    " give the data of that run, or choose another folder"
-                )
+            cure = "give the data of that run, or choose another folder"
+            same, came = (
+                was is not None and same_contents(was, value),
+                "one on other samples or labels",
+            )
+            require(same, "folder", "hold a run on the same data", came, cure)
         elif name == "optimizer settings" and isinstance(was, Mapping):
             require_same_run(was, value)
-        elif was != value:
-            raise ValueError(
-                f"folder must hold a run with {name} = {value}, got one with {name} = {was}; call"
-                " fit as that run did, or choose another folder"
-            )
+        else:
+            cure = "call fit as that run did, or choose another folder"
+            came, expected = f"one with {name} = {was}", f"hold a run with {name} = {value}"
+            require(was == value, "folder", expected, came, cure)
 
 
 class Trainer:
@@ -284,18 +239,11 @@ class Trainer:
         self.trackers, self.loggers = list(settings.trackers), settings.loggers
         self.folder = settings.folder
         self.subject = stepping.TrainingSubject(self.problem, settings.precision, settings.accuracy)
-        self.feed = Feed(
-            self.problem, settings.batch_size, settings.accumulate, settings.seed, settings.augment
-        )
-        self.stepper = stepping.Stepper(
-            self.subject,
-            self.optimizer,
-            self.feed,
-            precision=settings.precision,
-            clip=settings.clip,
-            regularizers=settings.regularizers,
-            curvature_samples=settings.curvature_samples,
-        )
+        feeding, taken = ("batch_size", "accumulate", "seed", "augment"), vars(settings)
+        self.feed = Feed(self.problem, *(taken[name] for name in feeding))
+        names = ("precision", "clip", "regularizers", "curvature_samples")
+        options = {name: taken[name] for name in names}
+        self.stepper = stepping.Stepper(self.subject, self.optimizer, self.feed, **options)
         held_out, stopping = settings.validation, self.early_stopping
         if held_out is not None and not isinstance(held_out, Problem | Batches):
             default = DEFAULT_BATCH.get(self.problem.device.type, 1024)
@@ -360,11 +308,10 @@ class Trainer:
     def _begin(self) -> None:
         newest, resume = None, self.settings.resume
         if self.checkpoints is not None:
-            if not resume and (self.checkpoints.paths() or self.metrics.length > 0):
-                raise ValueError(
-                    f"folder must be new or empty, got {self.folder}, which holds a run; pass"
-                    " resume=True (--resume) to go on with it, or choose another folder"
-                )
+            new = not self.checkpoints.paths() and self.metrics.length == 0
+            cure = "pass resume=True (--resume) to go on with it, or choose another folder"
+            came = f"{self.folder}, which holds a run"
+            require(resume or new, "folder", "be new or empty", came, cure)
             newest = self.checkpoints.newest(self._fault) if resume else None
         if newest is not None:
             self._resume(newest)
@@ -436,12 +383,9 @@ class Trainer:
         self.tally.load_state_dict(state["tally"])
         parts, stored = self._stateful_parts(), state["parts"]
         other = sorted(set(parts) ^ set(stored))
-        if other:
-            which = "with" if other[0] in stored else "without"
-            raise ValueError(
-                f"folder must hold a run of the same parts, got one {which} {', '.join(other)};"
-                " call fit as that run did"
-            )
+        came = f"one {'with' if {*other[:1]} & {*stored} else 'without'} {', '.join(other)}"
+        expected, cure = "hold a run of the same parts", "call fit as that run did"
+        require(not other, "folder", expected, came, cure)
         for name, part in parts.items():
             part.load_state_dict(stored[name])
         torch.set_rng_state(state["rng"]["cpu"])
@@ -519,10 +463,8 @@ class Trainer:
         if diverged:
             self.ended = "diverged"
             return
-        if self.best.metric in row or not self._may_come(self.best.metric):
-            improved = self.best.look(row)
-        else:
-            improved = False
+        due = self.best.metric in row or not self._may_come(self.best.metric)
+        improved = due and self.best.look(row)
         self.epoch, self.batch = self.epoch + 1, 0
         self.tally = stepping.Tally(self.problem.device)
         stopping = self.early_stopping
@@ -539,9 +481,8 @@ class Trainer:
         if self.validation is not None and averages and metric.startswith("average_validation_"):
             return True
         late = [each.every for each in self.trackers if each.unit == "epoch"]
-        return any(self.epoch + 1 < every for every in late) or any(
-            row["kind"] == "epoch" and metric in row for row in self.metrics.rows
-        )
+        epochs = [row for row in self.metrics.rows if row["kind"] == "epoch"]
+        return self.epoch + 1 < max(late, default=0) or any(metric in row for row in epochs)
 
     def _validate(self, batches: Batches) -> dict[str, float]:
         """Loss and accuracy on held-out data, of the model and of its average."""
@@ -580,12 +521,8 @@ class Trainer:
         parameters = [parameter.detach() for parameter in self.stepper.parameters]
         moved = list(torch._foreach_sub(parameters, self._initial))
         sizes = [parameter.abs().max().double() for parameter in parameters if parameter.numel()]
-        norms = [
-            stepping.joint_norm(parameters),
-            torch.stack(sizes).max(),
-            stepping.joint_norm(moved),
-        ]
-        values = torch.stack(norms).tolist()
+        norm, distance = map(stepping.joint_norm, (parameters, moved))
+        values = torch.stack([norm, torch.stack(sizes).max(), distance]).tolist()
         return dict(zip(("norm", "max_norm", "distance"), values, strict=True))
 
     def _keep(self, improved: bool) -> None:

@@ -108,11 +108,9 @@ class Tracking:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; rows written later are dropped, as they will come again."""
-        if len(state["trackers"]) != len(self.trackers):
-            raise ValueError(
-                f"state must hold {len(self.trackers)} trackers, got {len(state['trackers'])}; make"
-                " the same trackers as then"
-            )
+        count, came = len(self.trackers), len(state["trackers"])
+        cure = "make the same trackers as then"
+        require(came == count, "state", f"hold {count} trackers", str(came), cure)
         self.steps, self.epochs = state["steps"], state["epochs"]
         self.metrics.cut(state["metrics"])
         self._open_loggers()
@@ -122,11 +120,9 @@ class Tracking:
     def begin(self, resume: bool = False, upto: int | None = None) -> Row | None:
         """Measure the start, or with ``resume`` continue the rows in the folder up to ``upto``."""
         length = self.metrics.length
-        if not resume and length != 0:
-            raise ValueError(
-                f"folder must be new or empty, got {self.folder}, which holds a run; go on with it"
-                " by resuming, or choose another folder"
-            )
+        came = f"{self.folder}, which holds a run"
+        cure = "go on with it by resuming, or choose another folder"
+        require(resume or length == 0, "folder", "be new or empty", came, cure)
         if self.folder is not None:
             self._require_same(self.folder, length)
         if length == 0:
@@ -202,11 +198,8 @@ def _make_all(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
     require(bool(made), "trackers", "hold at least one", "none")
     known = [tracker.name for tracker in made]
     twice = sorted({name for name in known if known.count(name) > 1})
-    if twice:
-        raise ValueError(
-            "trackers must be one of a kind, for a kind has one set of columns, got"
-            f" {', '.join(twice)}"
-        )
+    expected = "be one of a kind, for a kind has one set of columns"
+    require(not twice, "trackers", expected, ", ".join(twice))
     return made
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lambdahat._core.check import (
     describe,
+    require,
     require_choice,
     require_count,
     require_positive,
@@ -221,11 +222,9 @@ class _WarmTracker(SampledTracker):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         vectors = state["vectors"]
-        if vectors is not None and (not isinstance(vectors, Tensor) or vectors.ndim != 2):
-            raise ValueError(
-                f"state['vectors'] must be a tensor (P, k), or None, got {describe(vectors)}; load"
-                " what state_dict gave"
-            )
+        fits = vectors is None or (isinstance(vectors, Tensor) and vectors.ndim == 2)
+        expected, cure = "be a tensor (P, k), or None", "load what state_dict gave"
+        require(fits, "state['vectors']", expected, describe(vectors), cure)
         self._vectors = vectors
 
 

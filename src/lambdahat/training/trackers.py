@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from lambdahat._core.check import require_choice, require_count, require_type
+from lambdahat._core.check import require, require_choice, require_count, require_type
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import rng_untouched
 from lambdahat.results import Estimate, Result, Status
@@ -157,12 +157,10 @@ class SampledTracker(ABC):
             cost, status = 0, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if is_failure(status) and not self._warned:
             self._warned = True
-            text = (
-                f"the tracker {self.name!r} could not measure at step {step} ({status}); its"
-                " columns are NaN there, and training goes on. Later failures are in its status"
-                " column only"
-            )
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            failed = f"the tracker {self.name!r} could not measure at step {step} ({status})"
+            goes_on = "its columns are NaN there, and training goes on"
+            later = "Later failures are in its status column only"
+            warnings.warn(f"{failed}; {goes_on}. {later}", RuntimeWarning, stacklevel=2)
         seconds = time.perf_counter() - start
         own: Row = {"cost": float(cost), "seconds": seconds, "status": status}
         return row | {f"{self.name}_{key}": value for key, value in own.items()}
@@ -182,10 +180,8 @@ class SampledTracker(ABC):
         del state  # nothing is remembered
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(every={self.every}, unit={self.unit!r}, samples={self.samples},"
-            f" seed={self.seed})"
-        )
+        when = f"every={self.every}, unit={self.unit!r}"
+        return f"{type(self).__name__}({when}, samples={self.samples}, seed={self.seed})"
 
 
 def describe_tracker(tracker: Any) -> str:
@@ -265,10 +261,8 @@ def make_tracker(
     kind = TRACKERS[require_choice(name, "name", TRACKERS)]
     own = _settings_of(kind)
     strange = ", ".join(sorted(set(settings) - set(own)))
-    if strange:
-        raise TypeError(
-            f"settings must be those of {kind.__name__}: {', '.join(own)}, got {strange}"
-        )
+    expected = f"be those of {kind.__name__}: {', '.join(own)}"
+    require(not strange, "settings", expected, strange, error=TypeError)
     return kind(every=every, unit=unit, samples=samples, seed=seed, **settings)
 
 
@@ -279,10 +273,8 @@ def make_trackers(names: str | Sequence[str], **common: Any) -> list[SampledTrac
     ['trace', 'llc']
     """
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
-    if not parts:
-        raise ValueError(
-            f"names must name at least one tracker, got none; choose from {', '.join(TRACKERS)}"
-        )
+    cure = f"choose from {', '.join(TRACKERS)}"
+    require(bool(parts), "names", "name at least one tracker", "none", cure)
     trackers: dict[str, SampledTracker] = {}
     for part in parts:
         tracker = make_tracker(part, **common)
