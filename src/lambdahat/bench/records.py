@@ -145,7 +145,15 @@ def regressions(
             continue
         if not new[OURS].accurate:
             found.append(Regression(work, case, 0.0, new[OURS].error))
-        growth = smallest_growth(new, old)
+        # the least growth of ours over the unit and over each peer; 0 if none compare
+        growths = []
+        for by in (UNIT, *new):
+            if by == OURS or by not in new or by not in old or OURS not in old:
+                continue
+            ratios = [rows[OURS].cost / rows[by].cost for rows in (new, old)]
+            if all(ratio > 0 for ratio in ratios):  # also False for NaN
+                growths.append(ratios[0] / ratios[1])
+        growth = min(growths, default=0.0)
         if growth > 1 + tolerance:
             found.append(Regression(work, case, growth, new[OURS].error))
     return found
@@ -168,18 +176,6 @@ def require_alike(about: Mapping[str, Any], record: BenchResult) -> None:
         expected = f"be of a run with {name} {mine!r}, as this one"
         cure = "compare with a record that `lambdahat bench --out` made with the same options"
         require(mine == theirs, "the record", expected, repr(theirs), cure)
-
-
-def smallest_growth(new: dict[str, BenchRow], old: dict[str, BenchRow]) -> float:
-    """The least growth of ours over the unit and over each peer; 0 if none compare."""
-    growths = []
-    for by in (UNIT, *new):
-        if by == OURS or by not in new or by not in old or OURS not in old:
-            continue
-        ratios = [rows[OURS].cost / rows[by].cost for rows in (new, old)]
-        if all(ratio > 0 for ratio in ratios):  # also False for NaN
-            growths.append(ratios[0] / ratios[1])
-    return min(growths, default=0.0)
 
 
 def merged(first: BenchResult, again: BenchResult) -> BenchResult:

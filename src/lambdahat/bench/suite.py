@@ -58,7 +58,13 @@ def run(
     require(bool(chosen), "only", f"match a family of rows: {', '.join(FAMILIES)}", repr(only))
     about, found = describe_run(plan), list[BenchRow]()
     if plan.peers:
-        _load_peers()
+        # import the peers first, so that no import counts as a task's memory or time
+        loads = [peer.load for peer in PEERS]
+        loads += [partial(devinterp, "slt.sampler"), partial(import_module, "linear_operator")]
+        for load in loads:
+            with suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                load()
     with _restore_flags(plan):
         about |= {"flops/s": plan.rates.flops, "bytes/s": plan.rates.bytes}
         for number, (name, family) in enumerate(chosen.items()):
@@ -87,16 +93,6 @@ def describe_run(plan: Plan) -> dict[str, Any]:
         **sizes,
         "versions": versions if plan.peers else {},
     }
-
-
-def _load_peers() -> None:
-    """Import the peers first, so that no import counts as a task's memory or time."""
-    loads = [peer.load for peer in PEERS]
-    loads += [partial(devinterp, "slt.sampler"), partial(import_module, "linear_operator")]
-    for load in loads:
-        with suppress(Exception), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            load()
 
 
 @contextmanager

@@ -62,7 +62,11 @@ def run_measure(
     if exits.rank() == 0:
         if output.out is not None:
             write_tables(measurement, output.out)
-            write_figures(measurement, output.out)
+            # `measurement.png`, and one figure for every result that is more than a number
+            save_figure(plot(measurement), output.out / "measurement.png", dpi=110)
+            for name, result in printing.leaves(measurement.results):
+                if not is_number(result):
+                    save_figure(plot(result), output.out / f"{name}.png")
         show(measurement, output)
     return exits.code_of(printing.statuses(measurement))
 
@@ -177,14 +181,6 @@ def write_tables(measurement: Measurement, folder: Path) -> None:
     plain, marked = printing.text_table(header, rows, title), printing.markdown_table(header, rows)
     write_atomically(folder / "table.txt", f"{plain}\n{printing.NOTE}\n".encode())
     write_atomically(folder / "table.md", f"{title}\n\n{marked}\n{printing.NOTE}\n".encode())
-
-
-def write_figures(measurement: Measurement, folder: Path) -> None:
-    """``measurement.png``, and one figure for every result that is more than a number."""
-    save_figure(plot(measurement), folder / "measurement.png", dpi=110)
-    for name, result in printing.leaves(measurement.results):
-        if not is_number(result):
-            save_figure(plot(result), folder / f"{name}.png")
 
 
 def _predict(

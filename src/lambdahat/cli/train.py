@@ -258,7 +258,15 @@ def named_options(text: str) -> tuple[str, dict[str, Any]]:
     ('step', {'milestones': (60, 120), 'factor': 0.2})
     """
     name, _, rest = text.partition(":")
-    return name.strip(), key_values(_split_outside(rest))
+    # parts between commas that are not within parentheses
+    parts, depth = [""], 0
+    for letter in rest:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return name.strip(), key_values([part for part in parts if part.strip()])
 
 
 def key_values(parts: Sequence[str]) -> dict[str, Any]:
@@ -293,15 +301,3 @@ def literal(text: str) -> Any:
         return ast.literal_eval(text if text not in ("true", "false") else text.capitalize())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-
-
-def _split_outside(text: str) -> list[str]:
-    """Parts between commas that are not within parentheses."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part for part in parts if part.strip()]

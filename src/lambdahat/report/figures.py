@@ -107,7 +107,18 @@ def draw(chart: Chart, ax: Axes | None = None, caption: bool = False) -> Axes:
     crowded = any(one.faint for one in chart.series) and 1 < len(names) <= INSIDE
     lift = 6.0 + (16.0 * math.ceil(len(names) / ACROSS) if crowded else 0.0)
     axes.set_title(minus(chart.title), fontsize="medium", pad=lift)
-    _draw_caption(chart, axes, caption)
+    # draw the warning and the caption in small letters below the x label
+    parts = [(chart.warning, VERMILION)] + ([(chart.below, GREY)] if caption else [])
+    width = int(PER_INCH * axes.get_window_extent().width / axes.figure.dpi)
+    look: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": "small"}
+    look["textcoords"] = "offset points"
+    below = 3.0
+    for text, colour in parts if axes.figure.get_layout_engine() is not None else []:
+        lines = textwrap.wrap(minus(text), max(width, 20))
+        place = {"xy": (0.5, 0.0), "xycoords": axes.xaxis.label, "xytext": (0, -below)}
+        if lines:
+            axes.annotate("\n".join(lines), **place, **look, color=colour)
+        below += 12.0 * len(lines)
     return axes  # type: ignore[no-any-return]
 
 
@@ -122,21 +133,6 @@ def size_of(chart: Chart) -> tuple[float, float]:
         return 6.4, 4.0
     count = len(names_of(chart))
     return (6.4, 1.9) if count == 1 else (8.4, 1.5 + LINE * count)
-
-
-def _draw_caption(chart: Chart, axes: Any, caption: bool) -> None:
-    """Draw the warning and the caption in small letters below the x label."""
-    parts = [(chart.warning, VERMILION)] + ([(chart.below, GREY)] if caption else [])
-    width = int(PER_INCH * axes.get_window_extent().width / axes.figure.dpi)
-    look: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": "small"}
-    look["textcoords"] = "offset points"
-    below = 3.0
-    for text, colour in parts if axes.figure.get_layout_engine() is not None else []:
-        lines = textwrap.wrap(minus(text), max(width, 20))
-        place = {"xy": (0.5, 0.0), "xycoords": axes.xaxis.label, "xytext": (0, -below)}
-        if lines:
-            axes.annotate("\n".join(lines), **place, **look, color=colour)
-        below += 12.0 * len(lines)
 
 
 class _Frame:

@@ -127,7 +127,13 @@ class LiveSource(ABC):
 
     def refresh(self) -> None:
         """Read what is new; what goes wrong is shown in its place."""
-        self._read_progress()
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            stamp = self._progress_path.stat().st_mtime_ns
+            if stamp != self._progress_read:
+                progress = json.loads(self._progress_path.read_text(encoding="utf-8"))
+                tasks = progress["tasks"].values()
+                if float(progress["updated"]) and all(len(task) == 5 for task in tasks):
+                    self._progress, self._progress_read = progress, stamp
         with self._noting("file"):
             if self.look() or not self.version:
                 self.version += 1
@@ -175,15 +181,6 @@ class LiveSource(ABC):
         """Name, state, and the time that is left."""
         summary = {"name": self.name, "kind": self.kind, "version": self.version}
         return {**summary, "fault": " ".join(self._faults.values()).strip(), **self._standing()}
-
-    def _read_progress(self) -> None:
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            stamp = self._progress_path.stat().st_mtime_ns
-            if stamp != self._progress_read:
-                progress = json.loads(self._progress_path.read_text(encoding="utf-8"))
-                tasks = progress["tasks"].values()
-                if float(progress["updated"]) and all(len(task) == 5 for task in tasks):
-                    self._progress, self._progress_read = progress, stamp
 
     def _standing(self) -> dict[str, Any]:
         """How far it is: its state, the task under way, units done and in all, seconds left."""

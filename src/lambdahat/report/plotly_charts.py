@@ -139,7 +139,13 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
     if series.published:
         trace["meta"] = "published"
     if series.style == "bars":
-        trace |= {"type": "bar", "marker": _bar(colour, turn, series.published)}
+        mark: dict[str, Any] = {"color": f"{colour}/0.85", "line": {"color": colour, "width": 1.5}}
+        if series.published:
+            mark["pattern"] = {"shape": "/", "fgcolor": colour, "bgcolor": "@paper", "size": 6}
+        elif turn:
+            mark["pattern"] = {"shape": HATCHES[turn], "fillmode": "overlay", "fgcolor": "@paper"}
+            mark["pattern"]["size"] = 6
+        trace |= {"type": "bar", "marker": mark}
     else:
         trace |= {"type": "scatter", "mode": _mode(series), "marker": _mark(colour, turn, series)}
         dash = "dash" if series.published or series.dashed else DASHES[turn]
@@ -233,16 +239,6 @@ def _hollow(trace: Trace, series: Series, colour: str) -> Trace:
     hollow["hovertext"] = [series.statuses[place] for place in places]
     hover = trace["hovertemplate"].replace("<extra>", " %{hovertext}<extra>")
     return hollow | {"hovertemplate": hover, "showlegend": False}
-
-
-def _bar(colour: str, turn: int, published: bool) -> dict[str, Any]:
-    mark: dict[str, Any] = {"color": f"{colour}/0.85", "line": {"color": colour, "width": 1.5}}
-    if published:
-        mark["pattern"] = {"shape": "/", "fgcolor": colour, "bgcolor": "@paper", "size": 6}
-    elif turn:
-        mark["pattern"] = {"shape": HATCHES[turn], "fillmode": "overlay", "fgcolor": "@paper"}
-        mark["pattern"]["size"] = 6
-    return mark
 
 
 def _below_trace(trace: Trace, x: list[Any], y: list[Any], **look: Any) -> Trace:

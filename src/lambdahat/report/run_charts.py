@@ -237,7 +237,10 @@ def _(advice: Advice) -> list[Chart]:
     marks: list[Mark] = []
     ends: list[Mark] = []
     if isinstance(levels, BatchLevels):
-        limits = _batch_rates(advice)
+        # what single batches tell, with nothing between their sizes
+        names = sorted({each.name for each in advice.recommendations})
+        names = [name for name in names if name.startswith("largest stable rate")]
+        limits = [interval_series(name, _advice_for(advice, name)) for name in names]
     elif rates:
         limits, marks, ends = _rates(advice, levels)
     else:
@@ -252,13 +255,6 @@ def _(advice: Advice) -> list[Chart]:
         Chart(*labels, tuple(limits), lines=tuple(marks), x_lines=tuple(ends), **log),
         Chart(title, BATCH, "λ₁ of a batch", tuple(series), lines=tuple(lines), **log),
     ]
-
-
-def _batch_rates(advice: Advice) -> list[Series]:
-    """What single batches tell, with nothing between their sizes."""
-    names = sorted({each.name for each in advice.recommendations})
-    names = [name for name in names if name.startswith("largest stable rate")]
-    return [interval_series(name, _advice_for(advice, name)) for name in names]
 
 
 def _rates(advice: Advice, levels: NoiseLevels) -> tuple[list[Series], list[Mark], list[Mark]]:

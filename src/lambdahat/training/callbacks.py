@@ -124,7 +124,14 @@ class Tracking:
         cure = "go on with it by resuming, or choose another folder"
         require(resume or length == 0, "folder", "be new or empty", came, cure)
         if self.folder is not None:
-            self._require_same(self.folder, length)
+            # note in `tracking.json` what is tracked; refuse rows of other data or trackers
+            path = self.folder / "tracking.json"
+            names = [describe_tracker(each) for each in self.trackers]
+            now = {"contents": contents(self.problem), "trackers": names}
+            if length and path.is_file():
+                require_same_run(unseal(read_json(path), path, sealed=False), now)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_sealed(path, {"format": "lambdahat-tracking", **now})
         if length == 0:
             self._open_loggers()
             return self.start()
@@ -137,16 +144,6 @@ class Tracking:
     def _open_loggers(self) -> None:
         names = [describe_tracker(each) for each in self.trackers]
         self.loggers.open(self.folder, self.steps, {"trackers": names})
-
-    def _require_same(self, folder: Path, length: int) -> None:
-        """Note in ``tracking.json`` what is tracked; refuse rows of other data or trackers."""
-        path = folder / "tracking.json"
-        names = [describe_tracker(each) for each in self.trackers]
-        now = {"contents": contents(self.problem), "trackers": names}
-        if length and path.is_file():
-            require_same_run(unseal(read_json(path), path, sealed=False), now)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_sealed(path, {"format": "lambdahat-tracking", **now})
 
 
 @contextmanager
