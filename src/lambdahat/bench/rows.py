@@ -500,7 +500,14 @@ Optimizers = dict[str, Callable[[nn.Module], Any]]
 def optimizer_rows(plan: Plan) -> Iterator[list[BenchRow]]:
     """Whole training steps of the perceptron on batches of 128, and then KFAC's inverse."""
     sizes = [784, plan.width, plan.width, 10]
-    optimizers = _optimizers(plan)
+    rank = 4 if plan.quick else 80
+    factored = partial(KFAC, lr=0.01, damping=DAMPING, inverse_every=10)
+    optimizers: Optimizers = {
+        SGD: lambda m: torch.optim.SGD(m.parameters(), lr=0.01),
+        "NGD step": lambda m: NGD(m.parameters(), lr=0.01, rank=rank, period=4),
+        "KFAC step": factored,
+        "KFAC step, rank 32": partial(factored, rank=32),
+    }
     makers: dict[str, Maker] = {
         name: partial(_steps, sizes, make, plan) for name, make in optimizers.items()
     }
@@ -520,17 +527,6 @@ def optimizer_rows(plan: Plan) -> Iterator[list[BenchRow]]:
 def _count(plan: Plan) -> int:
     """Steps of a run."""
     return 4 if plan.quick else OPTIMIZER_STEPS
-
-
-def _optimizers(plan: Plan) -> Optimizers:
-    rank = 4 if plan.quick else 80
-    factored = partial(KFAC, lr=0.01, damping=DAMPING, inverse_every=10)
-    return {
-        SGD: lambda m: torch.optim.SGD(m.parameters(), lr=0.01),
-        "NGD step": lambda m: NGD(m.parameters(), lr=0.01, rank=rank, period=4),
-        "KFAC step": factored,
-        "KFAC step, rank 32": partial(factored, rank=32),
-    }
 
 
 def _steps(sizes: list[int], make: Callable[[nn.Module], Any], plan: Plan) -> Run:

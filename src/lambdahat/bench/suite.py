@@ -17,28 +17,21 @@ import torch
 
 from lambdahat._core.check import require
 from lambdahat._core.progress import report
+from lambdahat.bench import rows as families
 from lambdahat.bench.chain_rows import chain_rows, devinterp
 from lambdahat.bench.peers import PEERS, VERSIONS, installed_version
 from lambdahat.bench.plans import Plan
 from lambdahat.bench.records import BenchResult, BenchRow
-from lambdahat.bench.rows import (
-    determinant_rows,
-    estimate_rows,
-    graph_rows,
-    network_rows,
-    optimizer_rows,
-    product_rows,
-)
 
 Family = Callable[[Plan], Iterator[list[BenchRow]]]
 FAMILIES: dict[str, Family] = {
-    "products": product_rows,
-    "estimates": estimate_rows,
-    "networks": network_rows,
+    "products": families.product_rows,
+    "estimates": families.estimate_rows,
+    "networks": families.network_rows,
     "chains": chain_rows,
-    "optimizers": optimizer_rows,
-    "determinants": determinant_rows,
-    "graphs": graph_rows,
+    "optimizers": families.optimizer_rows,
+    "determinants": families.determinant_rows,
+    "graphs": families.graph_rows,
 }
 ON_CPU = ("determinants", "graphs")
 

@@ -11,27 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from lambdahat._core.check import require_choice
+from lambdahat.cli import options
 from lambdahat.cli.exits import InputError
-from lambdahat.cli.options import (
-    CHECKPOINT,
-    CURVATURE,
-    DEPTH,
-    DRY_RUN,
-    FACTORY,
-    KEPT,
-    PROBLEM,
-    CurvatureChoice,
-    Lines,
-    Output,
-    ProblemChoices,
-    SamplingChoices,
-    argument,
-    known_names,
-    names_completion,
-    option,
-    option_group,
-    out_option,
-)
 
 HEAD = '''"""The problem for `lambdahat measure {module}:make_problem`.
 
@@ -101,8 +82,8 @@ ProblemKind = StrEnum("ProblemKind", "plain images transformers")
 
 
 def init(
-    file: Path = argument("Python file to write.", Path("problem.py"), "FILE"),
-    kind: ProblemKind = option(
+    file: Path = options.argument("Python file to write.", Path("problem.py"), "FILE"),
+    kind: ProblemKind = options.option(
         "plain, images (torchvision) or transformers (Hugging Face).", ProblemKind.plain
     ),
 ) -> None:
@@ -124,26 +105,26 @@ def init(
 
 def measure(
     *,
-    factory: str = FACTORY,
-    what: str = option(
+    factory: str = options.FACTORY,
+    what: str = options.option(
         "Quantities, such as llc,trace; an unknown name lists all.",
         "trace,eigenpairs,spectrum",
         "NAMES",
         complete="quantity",
     ),
-    curvature: CurvatureChoice = CURVATURE,
-    depth: int = DEPTH,
-    probes: int = option("Random probes of the spectrum.", 1, min=1),
-    top: int = option("Number of eigenpairs.", 10, min=1),
-    vectors: bool = option("Also keep the eigenvectors.", False),
-    checkpoint: Path | None = CHECKPOINT,
-    choices: ProblemChoices,
-    sampling: SamplingChoices,
-    output: Output = KEPT,
-    dry_run: bool = DRY_RUN,
+    curvature: options.CurvatureChoice = options.CURVATURE,
+    depth: int = options.DEPTH,
+    probes: int = options.option("Random probes of the spectrum.", 1, min=1),
+    top: int = options.option("Number of eigenpairs.", 10, min=1),
+    vectors: bool = options.option("Also keep the eigenvectors.", False),
+    checkpoint: Path | None = options.CHECKPOINT,
+    choices: options.ProblemChoices,
+    sampling: options.SamplingChoices,
+    output: options.Output = options.KEPT,
+    dry_run: bool = options.DRY_RUN,
 ) -> int:
     """Measure curvature and the learning coefficient, with errors."""
-    names = _split_names(what, known_names("quantity"))
+    names = _split_names(what, options.known_names("quantity"))
     from lambdahat._quantities import MeasureSettings
     from lambdahat.cli.measurements import run_measure
 
@@ -152,29 +133,31 @@ def measure(
     return run_measure(factory, checkpoint, choices, *question, output, dry_run)
 
 
-COMPARED = names_completion("quantity", "eigenvalues", "loss")
+COMPARED = options.names_completion("quantity", "eigenvalues", "loss")
 
 
 def compare(
     *,
-    factory: str = FACTORY,
-    checkpoints: list[str] = argument(
+    factory: str = options.FACTORY,
+    checkpoints: list[str] = options.argument(
         "Two or more: FILE or NAME=FILE; NAME=FILE,FILE,… for seeds.", ..., "CHECKPOINTS..."
     ),
-    what: str = option(
+    what: str = options.option(
         "Comma-separated; an unknown name lists all.",
         "llc,trace,eigenvalues,loss",
         "NAMES",
         complete=COMPARED,
     ),
-    curvature: CurvatureChoice = CURVATURE,
-    top: int = option("Number of eigenvalues.", 3, min=1),
-    choices: ProblemChoices,
-    sampling: SamplingChoices,
-    output: Output = out_option("Folder for the comparison, its table and its figure."),
+    curvature: options.CurvatureChoice = options.CURVATURE,
+    top: int = options.option("Number of eigenvalues.", 3, min=1),
+    choices: options.ProblemChoices,
+    sampling: options.SamplingChoices,
+    output: options.Output = options.out_option(
+        "Folder for the comparison, its table and its figure."
+    ),
 ) -> int:
     """Compare checkpoints at the same nβ and γ, with errors."""
-    names = _split_names(what, (*known_names("quantity"), "eigenvalues", "loss"))
+    names = _split_names(what, (*options.known_names("quantity"), "eigenvalues", "loss"))
     from lambdahat.cli.measurements import run_compare
 
     question = {"curvature": curvature, "top": top, "seed": choices.seed, "what": names}
@@ -184,15 +167,15 @@ def compare(
 
 def landscape(
     *,
-    factory: str = FACTORY,
-    lines: Lines,
-    checkpoint: Path | None = CHECKPOINT,
-    held_out: str | None = option(
-        'module:function with held-out data; "test" of a run.', panel=PROBLEM
+    factory: str = options.FACTORY,
+    lines: options.Lines,
+    checkpoint: Path | None = options.CHECKPOINT,
+    held_out: str | None = options.option(
+        'module:function with held-out data; "test" of a run.', panel=options.PROBLEM
     ),
-    choices: ProblemChoices,
-    output: Output,
-    dry_run: bool = DRY_RUN,
+    choices: options.ProblemChoices,
+    output: options.Output,
+    dry_run: bool = options.DRY_RUN,
 ) -> int:
     """Draw the loss along Ritz vectors or random directions."""
     from lambdahat.cli.lines import run_landscape
@@ -200,28 +183,32 @@ def landscape(
     return run_landscape(factory, checkpoint, choices, lines, held_out, output, dry_run)
 
 
-@option_group
+@options.option_group
 class AdviceChoices:
     """The optimiser that advice is for, and how much is measured."""
 
-    optimizer: str = option("Optimiser; an unknown name lists all.", "sgd")
-    batch_size: int | None = option("Current batch size.", shown="128, or all data", min=1)
-    new_batch_size: int | None = option("Batch size to move to.", min=1)
-    learning_rate: float | None = option("Learning rate in use at --batch-size.")
-    momentum: float | None = option("Of sgd, momentum, nesterov.", shown="0, 0.9, 0.9")
-    batches: int | None = option("Batches to measure per size.", shown="10 to 30", min=2)
-    variance_samples: int | None = option("Samples for variances.", shown="at most 1,024", min=2)
-    steps: int = option("Find the largest stable rate by N steps of training.", 0, min=0)
-    factor: float | None = option("With --steps: a loss below X times the first is stable.")
+    optimizer: str = options.option("Optimiser; an unknown name lists all.", "sgd")
+    batch_size: int | None = options.option("Current batch size.", shown="128, or all data", min=1)
+    new_batch_size: int | None = options.option("Batch size to move to.", min=1)
+    learning_rate: float | None = options.option("Learning rate in use at --batch-size.")
+    momentum: float | None = options.option("Of sgd, momentum, nesterov.", shown="0, 0.9, 0.9")
+    batches: int | None = options.option("Batches to measure per size.", shown="10 to 30", min=2)
+    variance_samples: int | None = options.option(
+        "Samples for variances.", shown="at most 1,024", min=2
+    )
+    steps: int = options.option("Find the largest stable rate by N steps of training.", 0, min=0)
+    factor: float | None = options.option("With --steps: a loss below X times the first is stable.")
 
 
 def advise(
     *,
-    factory: str = FACTORY,
+    factory: str = options.FACTORY,
     question: AdviceChoices,
-    checkpoint: Path | None = CHECKPOINT,
-    choices: ProblemChoices,
-    output: Output = out_option("Folder for the result, its tables and its figure."),
+    checkpoint: Path | None = options.CHECKPOINT,
+    choices: options.ProblemChoices,
+    output: options.Output = options.out_option(
+        "Folder for the result, its tables and its figure."
+    ),
 ) -> int:
     """Recommend learning rate, batch size and damping, with reasons."""
     from lambdahat.cli.advise import run_advise

@@ -8,14 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import (
-    describe,
-    require,
-    require_choice,
-    require_count,
-    require_number,
-    require_positive,
-)
+from lambdahat._core import check
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import trace
 from lambdahat.krylov import conjugate_gradients
@@ -60,14 +53,14 @@ class ExactNGD(descent.ObservingDescent):
         weight_decay: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self.fisher = require_choice(fisher, "fisher", FISHERS)
-        self.solver = require_choice(solver, "solver", SOLVERS)
+        self.fisher = check.require_choice(fisher, "fisher", FISHERS)
+        self.solver = check.require_choice(solver, "solver", SOLVERS)
         if solver != "dense" and every != 1:
             raise ValueError(
-                f'every must be 1 with solver="cg", got {describe(every)}; it keeps no matrix'
+                f'every must be 1 with solver="cg", got {check.describe(every)}; it keeps no matrix'
             )
         self.tol, self.max_matvecs = tol, max_matvecs
-        self.seed = require_count(seed, "seed", least=0)
+        self.seed = check.require_count(seed, "seed", least=0)
         self._operator: LinearOperator | None = None
         names = ("lr", "alpha", "epsilon", "every", "momentum", "weight_decay")
         settings = descent.group_settings(locals(), *names, step=0, observed=-1, damping=0.0)
@@ -75,9 +68,9 @@ class ExactNGD(descent.ObservingDescent):
         self.update_norm: Tensor | None = None
 
     def check_group(self, group: dict[str, Any]) -> None:
-        require_number(group["alpha"], "alpha", "[0, inf)")
-        require_positive(group["epsilon"], "epsilon")
-        require_count(group["every"], "every")
+        check.require_number(group["alpha"], "alpha", "[0, inf)")
+        check.require_positive(group["epsilon"], "epsilon")
+        check.require_count(group["every"], "every")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -141,7 +134,7 @@ class ExactNGD(descent.ObservingDescent):
         right = gradient.to(operator.device)
         solution = conjugate_gradients(damped, right, self.tol, self.max_matvecs)
         came = f"curvature {solution.curvature:.3g}"
-        require(solution.curvature > 0, "F + κI", "be positive definite", came, RAISE)
+        check.require(solution.curvature > 0, "F + κI", "be positive definite", came, RAISE)
         return solution.solution
 
 

@@ -13,15 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._core.check import (
-    describe,
-    require,
-    require_choice,
-    require_count,
-    require_number,
-    require_positive,
-    require_type,
-)
+from lambdahat._core import check
 from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.operators.kronecker_factors import Fisher, join_outputs
@@ -243,17 +235,15 @@ class KFAC(descent.Descent):
         seed: int = 0,
     ) -> None:
         cure = "KFAC hooks its layers; pass parameter groups as parameters="
-        require_type(model, nn.Module, "model", "be a torch.nn.Module", cure)
-        require_choice(kind, "kind", KINDS)
-        require_choice(fisher, "fisher", FISHERS)
-        require_choice(sharing, "sharing", ("expand", "reduce"))
-        if rank is not None and kind != "kfac":
-            raise ValueError(
-                f'rank must be None for kind="ekfac", got {describe(rank)}; its basis is complete'
-            )
+        check.require_type(model, nn.Module, "model", "be a torch.nn.Module", cure)
+        check.require_choice(kind, "kind", KINDS)
+        check.require_choice(fisher, "fisher", FISHERS)
+        check.require_choice(sharing, "sharing", ("expand", "reduce"))
+        fits, cure = rank is None or kind == "kfac", "its basis is complete"
+        check.require(fits, "rank", 'be None for kind="ekfac"', rank, cure)
         self.kind, self.fisher, self.scaler = kind, fisher, scaler
-        self.rank = None if rank is None else require_count(rank, "rank")
-        self.seed = require_count(seed, "seed", least=0)
+        self.rank = None if rank is None else check.require_count(rank, "rank")
+        self.seed = check.require_count(seed, "seed", least=0)
         every = ("factor_every", "inverse_every")
         names = ("lr", "damping", "decay", *every, "momentum", "weight_decay", "kl_clip")
         settings = descent.group_settings(locals(), *names, step=0, observed=-1)
@@ -275,12 +265,12 @@ class KFAC(descent.Descent):
         self._recorder = Recorder(self.model, [layer.module for layer in self.layers], self)
 
     def check_group(self, group: dict[str, Any]) -> None:
-        require_number(group["damping"], "damping", "[0, inf)")
-        require_number(group["decay"], "decay", "[0, 1)")
+        check.require_number(group["damping"], "damping", "[0, inf)")
+        check.require_number(group["decay"], "decay", "[0, 1)")
         if group["kl_clip"] is not None:
-            require_positive(group["kl_clip"], "kl_clip", "None switches it off")
-        require_count(group["factor_every"], "factor_every")
-        require_count(group["inverse_every"], "inverse_every")
+            check.require_positive(group["kl_clip"], "kl_clip", "None switches it off")
+        check.require_count(group["factor_every"], "factor_every")
+        check.require_count(group["inverse_every"], "inverse_every")
 
     def structure(self) -> dict[str, str]:
         """Each layer's block, and why every other parameter keeps its plain gradient."""
@@ -298,7 +288,7 @@ class KFAC(descent.Descent):
         """Measure the moments on a problem of the same model and parameters."""
         expected = 'be "monte_carlo" or "exact" for observe'
         cure = "the empirical Fisher comes from training's own backward passes"
-        require(self.fisher != "empirical", "fisher", expected, '"empirical"', cure)
+        check.require(self.fisher != "empirical", "fisher", expected, '"empirical"', cure)
         self.require_same_point(problem)
         problem = problem.with_output("KFAC")
         if problem.model is None:

@@ -27,14 +27,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor, nn
 
-from lambdahat._core.check import (
-    describe,
-    require,
-    require_choice,
-    require_count,
-    require_number,
-    require_type,
-)
+from lambdahat._core import check
 from lambdahat._core.pullback import pull_back
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
@@ -113,9 +106,9 @@ def batch_product(loss: Tensor, parameters: Tensors) -> BatchProduct:
     [tensor([ 6., 12.])]
     """
     if not isinstance(loss, Tensor) or loss.ndim != 0:
-        raise ValueError(f"loss must be a scalar tensor, got {describe(loss)}; take its mean")
+        raise ValueError(f"loss must be a scalar tensor, got {check.describe(loss)}; take its mean")
     cure = "call batch_product before backward(), outside torch.no_grad()"
-    require(loss.requires_grad, "loss", "have its graph", "a tensor without one", cure)
+    check.require(loss.requires_grad, "loss", "have its graph", "a tensor without one", cure)
     require_true_second_derivative(loss)
     trained = list(parameters)
     graph = torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)
@@ -173,7 +166,7 @@ class Rule(ABC):
     needs_product = False
 
     def __init__(self, rate: float, decoupled: bool = False) -> None:
-        self.rate, self.decoupled = require_number(rate, "rate", "[0, inf)"), bool(decoupled)
+        self.rate, self.decoupled = check.require_number(rate, "rate", "[0, inf)"), bool(decoupled)
         self._held: list[Tensor] = []
 
     @abstractmethod
@@ -257,8 +250,8 @@ class Metric(Rule):
         decoupled: bool = False,
     ) -> None:
         super().__init__(rate, decoupled)
-        self.reading = require_choice(reading, "reading", READINGS)
-        self.depth = require_count(depth, "depth")
+        self.reading = check.require_choice(reading, "reading", READINGS)
+        self.depth = check.require_count(depth, "depth")
         self.third_derivative, self.log_determinant = bool(third_derivative), bool(log_determinant)
         exact = self.third_derivative or self.log_determinant
         if exact and self.reading != READINGS[0]:
@@ -302,9 +295,9 @@ class SelectiveL2(Rule):
         decoupled: bool = False,
     ) -> None:
         super().__init__(rate, decoupled)
-        self.omega = require_number(omega, "omega", "[0, inf]")
-        self.reading = require_choice(reading, "reading", READINGS)
-        self.depth = require_count(depth, "depth")
+        self.omega = check.require_number(omega, "omega", "[0, inf]")
+        self.reading = check.require_choice(reading, "reading", READINGS)
+        self.depth = check.require_count(depth, "depth")
         self.layers = None if layers is None else tuple(layers)
 
     def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
@@ -325,7 +318,7 @@ class SelectiveL2(Rule):
         layers = self.layers or range(len(sizes))
         expected = f"name the layer of each of the {len(sizes)} parameters"
         cure = "make them with layers_of(model)"
-        require(len(layers) == len(sizes), "layers", expected, f"{len(layers)} names", cure)
+        check.require(len(layers) == len(sizes), "layers", expected, f"{len(layers)} names", cure)
         own = [size.amax() for size in sizes]
         largest: dict[Hashable, Tensor] = {}
         for layer, value in zip(layers, own, strict=True):
@@ -339,7 +332,7 @@ class StoppedL2(L2):
 
     def __init__(self, rate: float, tau: int, decoupled: bool = False) -> None:
         super().__init__(rate, decoupled)
-        self.tau = require_count(tau, "tau", least=0)
+        self.tau = check.require_count(tau, "tau", least=0)
 
     def term(self, parameters: Tensors, curvature: Tensors, step: int) -> list[Tensor]:
         scale = self.rate if step < self.tau else 0.0
@@ -361,11 +354,11 @@ class StoppedThenSelectiveL2(SelectiveL2):
         layers: Sequence[Hashable] | None = None,
         decoupled: bool = False,
     ) -> None:
-        self.early_rate = require_number(rate, "rate", "[0, inf)")
-        self.tau = require_count(tau, "tau", least=0)
+        self.early_rate = check.require_number(rate, "rate", "[0, inf)")
+        self.tau = check.require_count(tau, "tau", least=0)
         later = rate
         if selective_rate is not None:
-            later = require_number(selective_rate, "selective_rate", "[0, inf)")
+            later = check.require_number(selective_rate, "selective_rate", "[0, inf)")
         super().__init__(later, omega, reading, depth, layers, decoupled)
 
     def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
@@ -413,7 +406,7 @@ def _sum(first: Tensors, second: Tensors, factor: float) -> list[Tensor]:
 def require_product(product: Product | None, rule: Rule) -> Product:
     """The product, which the rule cannot do without."""
     function, kind = f"be a function v -> Hv for {type(rule).__name__}", Callable
-    require_type(product, kind, "product", function, f"{MAKE_PRODUCT}, before backward()")
+    check.require_type(product, kind, "product", function, f"{MAKE_PRODUCT}, before backward()")
     assert product is not None
     return product
 
@@ -421,6 +414,6 @@ def require_product(product: Product | None, rule: Rule) -> Product:
 def require_third(product: Product) -> BatchProduct:
     """A product that can be differentiated once more."""
     expected = "be a BatchProduct where third derivatives are asked for"
-    require_type(product, BatchProduct, "product", expected, MAKE_PRODUCT)
+    check.require_type(product, BatchProduct, "product", expected, MAKE_PRODUCT)
     assert isinstance(product, BatchProduct)
     return product

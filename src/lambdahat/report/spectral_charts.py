@@ -10,20 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lambdahat import results
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.maxent import MaxentDensity
 from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, BatchPrediction
-from lambdahat.results import (
-    Array,
-    Density,
-    Eigenpairs,
-    Estimate,
-    Landscape,
-    Moments,
-    Spectrum,
-    Status,
-    student_quantile,
-)
 from lambdahat.results.charts import (
     INTERVAL,
     Chart,
@@ -55,7 +45,7 @@ MODELS = {"additive": "amber", "multiplicative": "green", "directional": "blue"}
 
 
 @charts_of.register
-def _(estimate: Estimate) -> list[Chart]:
+def _(estimate: results.Estimate) -> list[Chart]:
     """A point with its 95 % interval, or a histogram where the estimate is of many elements."""
     if isinstance(estimate.value, Tensor):
         values = numpy_of(estimate.value).ravel()
@@ -67,7 +57,7 @@ def _(estimate: Estimate) -> list[Chart]:
     return [interval_chart(title, estimate)]
 
 
-def interval_chart(title: str, estimate: Estimate) -> Chart:
+def interval_chart(title: str, estimate: results.Estimate) -> Chart:
     """One number with its 95 % interval."""
     half = half_width(estimate)
     known = 0 < half < math.inf
@@ -77,7 +67,7 @@ def interval_chart(title: str, estimate: Estimate) -> Chart:
 
 
 @charts_of.register
-def _(spectrum: Spectrum) -> list[Chart]:
+def _(spectrum: results.Spectrum) -> list[Chart]:
     """Stems at the Ritz values on a logarithmic axis, and on the page the smoothed density."""
     probes, depth = spectrum.nodes.shape
     nodes, weights = pool_probes(spectrum)
@@ -93,7 +83,7 @@ def _(spectrum: Spectrum) -> list[Chart]:
     return [stems, dataclasses.replace(density_chart(spectrum.density(), over), page_only=True)]
 
 
-def pool_probes(spectrum: Spectrum) -> tuple[Array, Array]:
+def pool_probes(spectrum: results.Spectrum) -> tuple[results.Array, results.Array]:
     """Nodes and weights of all probes as one measure; equal converged nodes are merged."""
     probes = len(spectrum.nodes)
     order = np.argsort(spectrum.nodes, axis=None)
@@ -111,16 +101,16 @@ def pool_probes(spectrum: Spectrum) -> tuple[Array, Array]:
 
 
 @charts_of.register
-def _(density: Density) -> list[Chart]:
+def _(density: results.Density) -> list[Chart]:
     return [density_chart(density)]
 
 
-def density_chart(density: Density, band: str = INTERVAL) -> Chart:
+def density_chart(density: results.Density, band: str = INTERVAL) -> Chart:
     """The density on a logarithmic axis with its pointwise interval, cut below every peak."""
     grid, values, errors = _thin(density)
-    status = Status.CONVERGED
+    status = results.Status.CONVERGED
     floor = _lowest_peak(density.values) / 30 if (density.values > 0).any() else 0.0
-    half = numbers(student_quantile(LEVEL, math.inf) * errors) if errors.any() else None
+    half = numbers(results.student_quantile(LEVEL, math.inf) * errors) if errors.any() else None
     how = f"Smoothed by a Gaussian of width {density.width:.2g}." if density.width else ""
     if isinstance(density, MaxentDensity):
         how = f"Of maximum entropy, {len(density.coefficients) - 1} moments."
@@ -131,7 +121,7 @@ def density_chart(density: Density, band: str = INTERVAL) -> Chart:
     return Chart(title, EIGENVALUE, PER_UNIT, series, y_log=True, y_range=ends, caption=how)
 
 
-def _thin(density: Density) -> tuple[Array, Array, Array]:
+def _thin(density: results.Density) -> tuple[results.Array, results.Array, results.Array]:
     """At most some hundred points, every peak among them."""
     values = density.values
     if len(values) <= POINTS:
@@ -141,23 +131,23 @@ def _thin(density: Density) -> tuple[Array, Array, Array]:
     return density.grid[kept], values[kept], density.stderr[kept]
 
 
-def _lowest_peak(values: Array) -> float:
+def _lowest_peak(values: results.Array) -> float:
     """The height of the lowest local maximum above rounding, so that the axis shows every peak."""
     tall = values > values.max() * 10.0**-DECADES
     return float(values[_peaks(values) & tall].min())
 
 
-def _peaks(values: Array, beyond: float = -math.inf) -> NDArray[np.bool_]:
+def _peaks(values: results.Array, beyond: float = -math.inf) -> NDArray[np.bool_]:
     """Where a value is at least both of its neighbours; ``beyond`` both ends lies this one."""
     padded = np.concatenate([[beyond], values, [beyond]])
     return (values >= padded[:-2]) & (values >= padded[2:])
 
 
 @charts_of.register
-def _(pairs: Eigenpairs) -> list[Chart]:
+def _(pairs: results.Eigenpairs) -> list[Chart]:
     """Bars of the eigenvalues with their residuals; hollow where they did not converge."""
     values, residuals = numpy_of(pairs.values), numpy_of(pairs.residuals)
-    bad = Status.NOT_CONVERGED.name
+    bad = results.Status.NOT_CONVERGED.name
     statuses = ["" if done else bad for done in numpy_of(pairs.converged).astype(bool)]
     band = f"± residual, within which an eigenvalue lies (largest {residuals.max():.1g})"
     ranks = list(range(1, len(values) + 1))
@@ -168,7 +158,7 @@ def _(pairs: Eigenpairs) -> list[Chart]:
 
 
 @headline_of.register
-def _(pairs: Eigenpairs, name: str) -> str:
+def _(pairs: results.Eigenpairs, name: str) -> str:
     estimates = [estimate for estimate, _ in pairs]
     top = max(estimates, key=lambda one: abs(float(one)))
     text = f"The eigenvalue of largest magnitude is {value_text(top)}"
@@ -178,14 +168,14 @@ def _(pairs: Eigenpairs, name: str) -> str:
 
 
 @headline_of.register
-def _(spectrum: Spectrum, name: str) -> str:
+def _(spectrum: results.Spectrum, name: str) -> str:
     low, high = spectrum.extremes
     below = 100 * float(spectrum.negative_mass)
     return f"Eigenvalues from {float(low):.4g} to {float(high):.4g}, {below:.1f} % of them negative"
 
 
 @headline_of.register
-def _(landscape: Landscape, name: str) -> str:
+def _(landscape: results.Landscape, name: str) -> str:
     centre = np.unravel_index(landscape.loss.size // 2, landscape.loss.shape)
     finite = landscape.loss[np.isfinite(landscape.loss)]
     reach = float(np.abs(landscape.offsets).max())
@@ -194,9 +184,9 @@ def _(landscape: Landscape, name: str) -> str:
 
 
 @charts_of.register
-def _(moments: Moments) -> list[Chart]:
+def _(moments: results.Moments) -> list[Chart]:
     """Each moment with its 95 % interval, by order."""
-    half = student_quantile(LEVEL, max(moments.probes - 1, 1)) * moments.stderr
+    half = results.student_quantile(LEVEL, max(moments.probes - 1, 1)) * moments.stderr
     symbols = {"power": "tr Aᵏ / P", "chebyshev": "tr T_k(A) / P"}
     symbol = symbols.get(moments.basis, "tr P_k(A) / P")
     low, high = moments.bounds
@@ -211,19 +201,19 @@ def _(moments: Moments) -> list[Chart]:
 
 
 @charts_of.register
-def _(landscape: Landscape) -> list[Chart]:
+def _(landscape: results.Landscape) -> list[Chart]:
     """A line as curves with the parabola that its curvature predicts; a plane as contours and as
     a surface.
     """
     return [_line(landscape)] if landscape.loss.ndim == 1 else _plane(landscape)
 
 
-def _direction(landscape: Landscape, index: int) -> str:
+def _direction(landscape: results.Landscape, index: int) -> str:
     name = landscape.labels[index] if index < len(landscape.labels) else f"direction {index + 1}"
     return f"offset along {name}"
 
 
-def _line(landscape: Landscape) -> Chart:
+def _line(landscape: results.Landscape) -> Chart:
     offsets = numbers(landscape.offsets)
     losses = {"training": landscape.loss}
     if landscape.held_out is not None:
@@ -239,7 +229,7 @@ def _line(landscape: Landscape) -> Chart:
     return Chart(title, across, "loss, mean per sample", curves, y_range=(low - room, high + room))
 
 
-def _parabola(landscape: Landscape) -> list[Series]:
+def _parabola(landscape: results.Landscape) -> list[Series]:
     """L(0) + g·t + ½·vᵀHv·t², the slope g taken from the two points beside the centre."""
     offsets, loss = landscape.offsets, landscape.loss
     centre = int(np.abs(offsets).argmin())
@@ -252,7 +242,7 @@ def _parabola(landscape: Landscape) -> list[Series]:
     return [Series(name, numbers(fine), numbers(values), colour="muted", dashed=True)]
 
 
-def _plane(landscape: Landscape) -> list[Chart]:
+def _plane(landscape: results.Landscape) -> list[Chart]:
     across, up = (_direction(landscape, place) for place in (0, 1))
     offsets, loss = numbers(landscape.offsets), landscape.loss
     finite = loss[np.isfinite(loss)]

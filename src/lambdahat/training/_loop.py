@@ -17,14 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdahat._core.check import (
-    describe,
-    require,
-    require_choice,
-    require_count,
-    require_positive,
-    require_type,
-)
+from lambdahat._core import check
 from lambdahat._core.progress import ProgressFile, report
 from lambdahat._core.rng import derived_seed
 from lambdahat.problem import DEFAULT_BATCH, Problem, require_problem
@@ -60,74 +53,74 @@ class FitSettings(SimpleNamespace):
         super().__init__(**given)
         require_problem(self.problem)
         for name in ("epochs", "accumulate", "keep", "checkpoint_every"):
-            require_count(given[name], name)
+            check.require_count(given[name], name)
         for name in ("batch_size", "curvature_samples", "checkpoint_steps"):
             if given[name] is not None:
-                require_count(given[name], name)
+                check.require_count(given[name], name)
         if self.clip is not None:
-            require_positive(self.clip, "clip")
-        require_count(self.seed, "seed", least=0)
-        require_choice(self.precision, "precision", stepping.PRECISIONS)
-        require_choice(self.schedule_unit, "schedule_unit", UNITS)
+            check.require_positive(self.clip, "clip")
+        check.require_count(self.seed, "seed", least=0)
+        check.require_choice(self.precision, "precision", stepping.PRECISIONS)
+        check.require_choice(self.schedule_unit, "schedule_unit", UNITS)
         self._require_parts()
         for name in ("resume", "checkpoint_steps"):
             where = "the folder of the run" if name == "resume" else "a folder"
             fits = not given[name] or self.folder is not None
-            require(fits, name, f"come with {where}", "no folder")
+            check.require(fits, name, f"come with {where}", "no folder")
         self.folder = None if self.folder is None else Path(self.folder)
 
     def _require_parts(self) -> None:
         """Raise unless every object has the methods that a run calls."""
         example = "such as torch.optim.SGD(model.parameters(), lr=0.1)"
         kind = torch.optim.Optimizer
-        require_type(self.optimizer, kind, "optimizer", "be a torch.optim.Optimizer", example)
+        check.require_type(self.optimizer, kind, "optimizer", "be a torch.optim.Optimizer", example)
         closed, cure = torch.optim.LBFGS, "it evaluates the loss many times a step"
         fits = not isinstance(self.optimizer, closed)
-        require(fits, "optimizer", "step without a closure", "LBFGS", cure)
+        check.require(fits, "optimizer", "step without a closure", "LBFGS", cure)
         if self.schedule is not None:
             self._require_schedule()
         wants = {"regularizers": "add_to, needs_product", "trackers": "measure, every, unit"}
         for name, wanted in wants.items():
             parts = getattr(self, name)
             if not isinstance(parts, Sequence) or isinstance(parts, str):
-                raise TypeError(f"{name} must be a list, got {describe(parts)}")
+                raise TypeError(f"{name} must be a list, got {check.describe(parts)}")
             for part in parts:
                 missing = [each for each in wanted.split(", ") if not hasattr(part, each)]
                 cure = f"it lacks {', '.join(missing)}"
-                require(not missing, name, f"have {wanted}", part, cure, TypeError)
+                check.require(not missing, name, f"have {wanted}", part, cure, TypeError)
         for tracker in self.trackers:
             expected = 'have the unit "epoch" or "step"'
-            require(tracker.unit in UNITS, "trackers", expected, repr(tracker.unit))
+            check.require(tracker.unit in UNITS, "trackers", expected, repr(tracker.unit))
         average = all(hasattr(self.averaging, name) for name in ("update", "unit", "model"))
         fits = self.averaging is None or average
-        require(fits, "averaging", "be an IterateAverage", self.averaging, "", TypeError)
+        check.require(fits, "averaging", "be an IterateAverage", self.averaging, "", TypeError)
         self.loggers = Loggers(self.loggers)
         for name in ("augment", "accuracy"):
             given = getattr(self, name)
             fits = given is None or callable(given)
-            require(fits, name, "be a function", given, "", TypeError)
+            check.require(fits, name, "be a function", given, "", TypeError)
         if self.early_stopping is not None and not isinstance(self.early_stopping, EarlyStopping):
-            patience = require_count(self.early_stopping, "early_stopping")
+            patience = check.require_count(self.early_stopping, "early_stopping")
             self.early_stopping = EarlyStopping(patience)
         if self.validation is None:  # refuse parts that wait for its loss
             waits = any(group.get("patience") for group in self.optimizer.param_groups)
             fits = not (waits and hasattr(self.optimizer, "record"))
-            require(fits, "validation", "be given to an optimiser with a patience", "None")
+            check.require(fits, "validation", "be given to an optimiser with a patience", "None")
             watched = self.early_stopping.metric if self.early_stopping else ""
             cure = 'or watch another column: EarlyStopping(metric="loss")'
             fits = not watched.startswith("validation")
-            require(fits, "validation", "be given for early stopping to watch", "None", cure)
+            check.require(fits, "validation", "be given for early stopping to watch", "None", cure)
 
     def _require_schedule(self) -> None:
         expected = "be a scheduler made for the optimizer"
         cure = "such as lh.optim.schedules.cosine(optimizer, epochs)"
         steps = callable(getattr(self.schedule, "step", None))
         fits = steps and hasattr(self.schedule, "state_dict")
-        require(fits, "schedule", expected, self.schedule, cure, TypeError)
+        check.require(fits, "schedule", expected, self.schedule, cure, TypeError)
         theirs = getattr(self.schedule, "optimizer", None)
         own = theirs is None or any(theirs is inner for inner in stepping.chain(self.optimizer))
         cure = "make it with schedule(optimizer, …)"
-        require(own, "schedule", "be of this optimizer", "one of another optimizer", cure)
+        check.require(own, "schedule", "be of this optimizer", "one of another optimizer", cure)
 
 
 def fit(
@@ -218,13 +211,13 @@ def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
                 was is not None and same_contents(was, value),
                 "one on other samples or labels",
             )
-            require(same, "folder", "hold a run on the same data", came, cure)
+            check.require(same, "folder", "hold a run on the same data", came, cure)
         elif name == "optimizer settings" and isinstance(was, Mapping):
             require_same_run(was, value)
         else:
             cure = "call fit as that run did, or choose another folder"
             came, expected = f"one with {name} = {was}", f"hold a run with {name} = {value}"
-            require(was == value, "folder", expected, came, cure)
+            check.require(was == value, "folder", expected, came, cure)
 
 
 class Trainer:
@@ -311,7 +304,7 @@ class Trainer:
             new = not self.checkpoints.paths() and self.metrics.length == 0
             cure = "pass resume=True (--resume) to go on with it, or choose another folder"
             came = f"{self.folder}, which holds a run"
-            require(resume or new, "folder", "be new or empty", came, cure)
+            check.require(resume or new, "folder", "be new or empty", came, cure)
             newest = self.checkpoints.newest(self._fault) if resume else None
         if newest is not None:
             self._resume(newest)
@@ -385,7 +378,7 @@ class Trainer:
         other = sorted(set(parts) ^ set(stored))
         came = f"one {'with' if {*other[:1]} & {*stored} else 'without'} {', '.join(other)}"
         expected, cure = "hold a run of the same parts", "call fit as that run did"
-        require(not other, "folder", expected, came, cure)
+        check.require(not other, "folder", expected, came, cure)
         for name, part in parts.items():
             part.load_state_dict(stored[name])
         torch.set_rng_state(state["rng"]["cpu"])
