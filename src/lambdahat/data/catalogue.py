@@ -136,11 +136,8 @@ def load(name: str, folder: str | Path | None = None, verify: bool = True, **opt
     """
     entry = _entry(name)
     unknown = sorted(set(options) - set(entry.options))
-    if unknown:
-        raise ValueError(
-            f"options must be among those of {name!r}: {', '.join(entry.options)}, got"
-            f" {', '.join(unknown)}"
-        )
+    expected = f"be among those of {name!r}: {', '.join(entry.options)}"
+    require(not unknown, "options", expected, ", ".join(unknown))
     chosen = {**entry.options, **options}
     if "length" in chosen:
         return load_text(name, folder, verify).split(chosen["length"])

@@ -358,11 +358,8 @@ def _require_plain(member: tarfile.TarInfo, archive: str) -> None:
     outside = path.is_absolute() or ".." in path.parts or "\\" in member.name
     kind = "" if member.isfile() or member.isdir() else "a device"
     kind = "a link" if member.issym() or member.islnk() else kind
-    if outside or kind:
-        raise ValueError(
-            f"{archive} must hold files and folders below its own, got {describe(member.name)}"
-            f" ({kind or 'a path out of it'})"
-        )
+    came = f"{describe(member.name)} ({kind or 'a path out of it'})"
+    require(not (outside or kind), str(archive), "hold files and folders below its own", came)
 
 
 def _most(file: File) -> int | None:

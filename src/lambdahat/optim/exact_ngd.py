@@ -93,11 +93,9 @@ class ExactNGD(descent.ObservingDescent):
         seed = derived_seed(self.seed, "exact ngd", group["step"])
         operator = fisher_of(problem, self.fisher, seed=seed)
         if self.solver == "dense":
-            if size > MOST_PARAMETERS:
-                raise ValueError(
-                    f'solver must be "cg" beyond {MOST_PARAMETERS} parameters, got "dense" for'
-                    f" {size}; or use NGD"
-                )
+            expected = f'be "cg" beyond {MOST_PARAMETERS} parameters'
+            came = f'"dense" for {size}'
+            check.require(size <= MOST_PARAMETERS, "solver", expected, came, "or use NGD")
             matrix = operator.dense().double()
             group["damping"] = _damping(float(matrix.trace()), size, group)
             matrix.diagonal().add_(group["damping"])

@@ -71,11 +71,9 @@ class StackedModel:
                     f"make_model must give models that draw nothing in training, got {what}; train"
                     " such members one by one with fit"
                 )
-            if isinstance(layer, STATISTICS):
-                raise ValueError(
-                    f"make_model must give models without batch normalisation, got {what}; use"
-                    " layer or group norm, or train one by one with fit"
-                )
+            expected = "give models without batch normalisation"
+            cure = "use layer or group norm, or train one by one with fit"
+            require(not isinstance(layer, STATISTICS), "make_model", expected, what, cure)
 
     def _loss(self, parameters: Any, fixed: Any, data: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The mean loss of one member on a batch, its correct predictions, and their number."""

@@ -360,11 +360,9 @@ class Stepper:
                 ' whose double backward its hooks do not see, got fisher="empirical"; pass'
                 ' fisher="monte_carlo"'
             )
-        if self._double and self.scaler:
-            raise ValueError(
-                'precision must be "float32" or "bfloat16" with a regularizer of curvature, got'
-                ' "float16", whose gradients are scaled'
-            )
+        expected = 'be "float32" or "bfloat16" with a regularizer of curvature'
+        came = '"float16", whose gradients are scaled'
+        require(not self._double or not self.scaler, "precision", expected, came)
         plain = subject.device.type == "cuda" and self.scaler is None and not self._double
         self.recorded = RecordedGradients(subject, self.parameters, joint_norm) if plain else None
 
