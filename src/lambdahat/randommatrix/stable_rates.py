@@ -357,7 +357,17 @@ class _Probe:
         backward: Callable[[], object] | None,
     ) -> None:
         self.problem, self.optimizer, self.backward = problem, optimizer, backward
-        self.parameters = _match_parameters(problem, optimizer)
+        # the optimiser's own parameters in the order of the problem's vector
+        source = problem.source
+        named = dict(source.named_parameters()) if isinstance(source, nn.Module) else source
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [
+            name for name in problem.space.names if name not in named or id(named[name]) not in held
+        ]
+        expected = "hold the parameters of the problem"
+        got = f"none for {', '.join(missing[:3])}"
+        check.require(not missing, "optimizer", expected, got, "make both of the same model")
+        self.parameters = [named[name] for name in problem.space.names]
         self.point = [p.detach().clone() for p in self.parameters]
         self.gradient = problem.gradient()
         if base is not None:
@@ -460,20 +470,6 @@ class _Probe:
         with torch.no_grad():
             for p, value in zip(self.parameters, self.point, strict=True):
                 p.copy_(value)
-
-
-def _match_parameters(problem: Problem, optimizer: Optimizer) -> list[Tensor]:
-    """The optimiser's own parameters in the order of the problem's vector."""
-    source = problem.source
-    named = dict(source.named_parameters()) if isinstance(source, nn.Module) else source
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [
-        name for name in problem.space.names if name not in named or id(named[name]) not in held
-    ]
-    expected = "hold the parameters of the problem"
-    got = f"none for {', '.join(missing[:3])}"
-    check.require(not missing, "optimizer", expected, got, "make both of the same model")
-    return [named[name] for name in problem.space.names]
 
 
 def _optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:

@@ -146,7 +146,15 @@ class LiveSource(ABC):
         if self.version and self.version != self._drawn:
             self._drawn = self.version
             with self._noting("charts"):
-                self._states[self.version] = self._draw()
+                self._states[self.version] = {
+                    key: {
+                        "title": chart.title,
+                        "caption": " ".join(filter(None, (chart.warning, chart.below))),
+                        "words": describe_chart(chart),
+                        "figure": figure_of(chart),
+                    }
+                    for key, chart in self.charts()
+                }
                 self._facts = self.facts()
             while len(self._states) > KEPT:
                 del self._states[next(iter(self._states))]
@@ -156,17 +164,6 @@ class LiveSource(ABC):
         changed = {key: _chart_update(old.get(key), chart) for key, chart in new.items()}
         charts = {key: chart for key, chart in changed.items() if chart}
         return self._facts, {"version": self.version, "order": list(new), "charts": charts}
-
-    def _draw(self) -> Payload:
-        return {
-            key: {
-                "title": chart.title,
-                "caption": " ".join(filter(None, (chart.warning, chart.below))),
-                "words": describe_chart(chart),
-                "figure": figure_of(chart),
-            }
-            for key, chart in self.charts()
-        }
 
     @contextmanager
     def _noting(self, part: str) -> Iterator[None]:

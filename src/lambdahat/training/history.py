@@ -152,7 +152,10 @@ class Metrics:
             self.folder.mkdir(parents=True, exist_ok=True)
             sealed = seal({key: None if value != value else value for key, value in row.items()})
             append_bytes(self._jsonl, (json.dumps(sealed, ensure_ascii=False) + "\n").encode())
-            self._append_csv(row)
+            if any(key not in self._columns for key in _scalars(row)):  # a new header
+                self._rewrite_csv()
+            else:
+                append_bytes(self.folder / "metrics.csv", csv_lines(self._columns, [row]))
         return row
 
     def sync(self) -> int:
@@ -209,13 +212,6 @@ class Metrics:
     def _jsonl(self) -> Path:
         assert self.folder is not None
         return self.folder / "metrics.jsonl"
-
-    def _append_csv(self, row: Row) -> None:
-        if any(key not in self._columns for key in _scalars(row)):  # a new header
-            self._rewrite_csv()
-        else:
-            assert self.folder is not None
-            append_bytes(self.folder / "metrics.csv", csv_lines(self._columns, [row]))
 
     def _rewrite_csv(self) -> None:
         assert self.folder is not None

@@ -259,7 +259,13 @@ def make_tracker(
     EdgeTracker(every=10, unit='step', samples=1000, seed=0)
     """
     kind = TRACKERS[require_choice(name, "name", TRACKERS)]
-    own = _settings_of(kind)
+    # the named arguments of a tracker and its bases, apart from when and on what to measure
+    names: dict[str, None] = {}
+    for each in kind.__mro__:
+        if issubclass(each, SampledTracker) and "__init__" in vars(each):
+            names |= dict.fromkeys(signature(each.__init__).parameters)
+    when = ("self", "common", "every", "unit", "samples", "seed")
+    own = tuple(name for name in names if name not in when)
     strange = ", ".join(sorted(set(settings) - set(own)))
     expected = f"be those of {kind.__name__}: {', '.join(own)}"
     require(not strange, "settings", expected, strange, error=TypeError)
@@ -280,13 +286,3 @@ def make_trackers(names: str | Sequence[str], **common: Any) -> list[SampledTrac
         tracker = make_tracker(part, **common)
         trackers.setdefault(tracker.name, tracker)
     return list(trackers.values())
-
-
-def _settings_of(kind: type[SampledTracker]) -> tuple[str, ...]:
-    """The named arguments of a tracker and its bases, apart from when and on what to measure."""
-    names: dict[str, None] = {}
-    for each in kind.__mro__:
-        if issubclass(each, SampledTracker) and "__init__" in vars(each):
-            names |= dict.fromkeys(signature(each.__init__).parameters)
-    when = ("self", "common", "every", "unit", "samples", "seed")
-    return tuple(name for name in names if name not in when)
