@@ -47,12 +47,11 @@ def plans(
     A frequency is in steps between averaged iterates, 0 for an epoch.
     """
     wanted = [(start, 0) for start in STARTS] + [(REFERENCE, every) for every in frequencies]
-    return {
-        (start, every): runs.AveragePlan(
-            min(max(1, round(start * epochs)), epochs) * steps if start else 0, every or steps
-        )
-        for start, every in dict.fromkeys(wanted)
-    }
+    chosen = {}
+    for start, every in wanted:
+        first = min(max(1, round(start * epochs)), epochs) * steps if start else 0
+        chosen[start, every] = runs.AveragePlan(first, every or steps)
+    return chosen
 
 
 def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> Iterator[Claim]:
