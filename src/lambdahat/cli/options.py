@@ -284,11 +284,16 @@ CURVATURE = option("hessian, ggn, fisher, empirical_fisher or covariance.", Curv
 
 @option_group
 class Output:
-    """Where results go."""
+    """Where results go. A command may declare an --out of its own as the default of the group."""
 
     out: Path | None = OUT
     as_json: bool = JSON
     quiet: bool = QUIET
+
+    def print_folder(self) -> None:
+        """Name the folder of the results, if there is one."""
+        if self.out is not None:
+            print(f"written to {self.out}")
 
 
 _problem = partial(option, panel=PROBLEM)
@@ -510,10 +515,10 @@ def _with_groups(command: Callable[..., int | None]) -> Callable[..., int | None
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             inner = get_type_hints(groups[name])
-            parameters += [
-                _parameter(each.name, inner[each.name], each.metadata["option"])
-                for each in fields(groups[name])
-            ]
+            options = {each.name: each.metadata["option"] for each in fields(groups[name])}
+            if isinstance(parameter.default, OptionInfo):
+                options["out"] = parameter.default
+            parameters += [_parameter(each, inner[each], options[each]) for each in options]
         else:
             parameters.append(_parameter(name, hints[name], parameter.default))
 

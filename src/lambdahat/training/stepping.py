@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lambdahat._core.check import require
 from lambdahat._core.device import Replay, beside, side_stream
 from lambdahat.operators.linearise import saved_bytes
 from lambdahat.optim.kfac import KFAC
@@ -358,11 +359,9 @@ class Stepper:
                 ' whose double backward its hooks do not see, got fisher="empirical"; pass'
                 ' fisher="monte_carlo"'
             )
-        if self._double and self.scaler:
-            raise ValueError(
-                'precision must be "float32" or "bfloat16" with a regularizer of curvature, got'
-                ' "float16", whose gradients are scaled'
-            )
+        expected = 'be "float32" or "bfloat16" with a regularizer of curvature'
+        came = '"float16", whose gradients are scaled'
+        require(not self._double or not self.scaler, "precision", expected, came)
         plain = subject.device.type == "cuda" and self.scaler is None and not self._double
         self.recorded = RecordedGradients(subject, self.parameters, joint_norm) if plain else None
 
@@ -379,11 +378,8 @@ class Stepper:
                 self.optimizer.zero_grad(set_to_none=True)
                 sums, graphs = self._differentiate(group, total)
             grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            if not grads:
-                raise ValueError(
-                    "the loss must depend on the optimiser's parameters, got one whose gradients"
-                    " are all None"
-                )
+            expected = "depend on the optimiser's parameters"
+            require(bool(grads), "the loss", expected, "one whose gradients are all None")
             sums, norm = (sums, joint_norm(grads)) if replayed is None else replayed
             product = BatchProduct(self.parameters, graphs) if self._double else None
             for rule in self.regularizers:
@@ -458,11 +454,8 @@ class Stepper:
 def require_own_parameters(subject: TrainingSubject, optimizer: Any) -> list[Tensor]:
     """The optimiser's parameters; raise unless they are those of the problem's own model."""
     problem = subject.problem
-    if problem._theta is not None:
-        raise ValueError(
-            "problem must follow its model, got one made by at(), which is at other parameters;"
-            " load them into the model"
-        )
+    came = "one made by at(), which is at other parameters"
+    require(problem._theta is None, "problem", "follow its model", came, "load them into the model")
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     devices = {parameter.device for parameter in held}
     if devices != {problem.device}:
@@ -471,11 +464,9 @@ def require_own_parameters(subject: TrainingSubject, optimizer: Any) -> list[Ten
             f" {problem.device}; move the model with model.to(device), then make problem and"
             " optimizer"
         )
-    if problem._cast is not None:
-        raise ValueError(
-            f"problem must have its model's own dtype, got dtype={problem._cast}; cast the model"
-            " itself, or pass precision="
-        )
+    expected = "have its model's own dtype"
+    cure = "cast the model itself, or pass precision="
+    require(problem._cast is None, "problem", expected, f"dtype={problem._cast}", cure)
     own = {id(tensor) for tensor in subject.tensors.values()}
     others = [tuple(parameter.shape) for parameter in held if id(parameter) not in own]
     if others:

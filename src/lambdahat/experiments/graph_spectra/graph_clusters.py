@@ -26,7 +26,6 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.spectra import eigenvalues
-from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import fit
 
 METHODS = (EGS, FIRST, LANCZOS, OURS)
@@ -85,7 +84,18 @@ def run(cell: Cell, device: str) -> list[Row]:
         graph, data = real_graph(cell["graph"], cell["nodes"])
         truth = int(graph.components.max()) + 1
     if cell["kind"] == "eigenvalues":
-        return [_near_zero(graph, data, cell)]
+        # the smallest eigenvalues, and the entropic density up to twice the first minimum
+        values = eigenvalues(graph)
+        density = fit(
+            plain_moments(graph, cell["order"], cell["probes"], cell["seed"]), tol=TOLERANCE
+        )
+        (count, cut), (gap, wide) = first_count(density, len(graph)), gap_count(density, graph)
+        places = np.linspace(1e-6, 2 * max(cut, PRINTED_CUT), 120)
+        below = int((values <= cut).sum())
+        counted = {"found": count, "cut": cut, "below": below, "gap found": gap, "gap cut": wide}
+        shown = {"smallest": values[:SHOWN], "places": places, "density": density.evaluate(places)}
+        curves = {name: kit.short(numbers) for name, numbers in shown.items()}
+        return [{"data": data, "size": len(graph), **counted, **curves}]
     common = {"truth": truth, "data": data, "size": len(graph), "edges": graph.num_edges}
     rows = []
     for row in counts(graph, cell["orders"], cell["probes"], cell["seed"]):
@@ -93,19 +103,6 @@ def run(cell: Cell, device: str) -> list[Row]:
         error = max(off, FLOOR) if math.isfinite(off) else math.nan
         rows.append({**common, **row, "off": off, "error": error})
     return rows
-
-
-def _near_zero(graph: Graph, data: str, cell: Cell) -> Row:
-    """The smallest eigenvalues, and the entropic density up to twice the first minimum."""
-    values = eigenvalues(graph)
-    density = fit(plain_moments(graph, cell["order"], cell["probes"], cell["seed"]), tol=TOLERANCE)
-    (count, cut), (gap, wide) = first_count(density, len(graph)), gap_count(density, graph)
-    places = np.linspace(1e-6, 2 * max(cut, PRINTED_CUT), 120)
-    below = int((values <= cut).sum())
-    counted = {"found": count, "cut": cut, "below": below, "gap found": gap, "gap cut": wide}
-    shown = {"smallest": values[:SHOWN], "places": places, "density": density.evaluate(places)}
-    curves = {name: kit.short(numbers) for name, numbers in shown.items()}
-    return {"data": data, "size": len(graph), **counted, **curves}
 
 
 CLAIMS = kit.ClaimTexts("""

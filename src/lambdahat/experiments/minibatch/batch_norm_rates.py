@@ -17,15 +17,8 @@ from lambdahat.experiments.averaging.averaged_training import (
     parameters_of,
     shared_settings,
 )
+from lambdahat.experiments.kit import training
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.training import (
-    CHANCE,
-    TEN_CLASSES,
-    final_row,
-    images,
-    on_device,
-    train_by_sgd,
-)
 from lambdahat.experiments.minibatch.largest_rates import (
     FACTOR,
     LEARNT_LOSS,
@@ -199,7 +192,7 @@ def _error_claims(setup: Setup) -> Iterator[kit.Claim]:
 
 def _guess(row: Mapping[str, Any]) -> float:
     """The loss of a guess among the classes of a row's data."""
-    return math.log(100 / CHANCE.get(row["data"], TEN_CLASSES))
+    return math.log(100 / training.CHANCE.get(row["data"], training.TEN_CLASSES))
 
 
 def _loss(row: Mapping[str, Any]) -> float:
@@ -446,16 +439,16 @@ def cells(config: NormScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each epoch, and one for the end with both losses in evaluation mode."""
-    data = images(cell, device)
+    data = training.images(cell, device)
     model = network(cell["network"], data.shape, data.classes, cell["seed"])
-    on_device(model, device)
-    trained = train_by_sgd(model, data, cell, cell["decay"])
+    training.on_device(model, device)
+    trained = training.train_by_sgd(model, data, cell, cell["decay"])
     guess = 100 * (1 - 1 / data.classes)
     rows = [_epoch(row, guess) for row in trained.epochs]
     end = {**rows[-1], **trajectory(rows, cell["epochs"])}
     end |= {"parameters": parameters_of(model), "kind": "end"}
     if not end["diverged"]:
-        last = final_row(model, data)
+        last = training.final_row(model, data)
         end |= {"training loss": last["loss"], "training error": 100 - last["training accuracy"]}
     return [*rows, end]
 
