@@ -286,6 +286,17 @@ def test_drawn_targets_are_the_same_in_both_precisions() -> None:
         assert float(found.stderr) <= 0.01 * float(found)
 
 
+def test_a_hessian_and_its_gauss_newton_matrix_are_compared_by_what_each_is_made_of() -> None:
+    """They share a closed form, which knows what samples added to the trace that it gave last."""
+    problem = _problems("plain")[0]
+    operator = lh.hessian(problem)
+    inner = operator.control()
+    assert inner is not None
+    assert operator.known_trace() != inner.known_trace()
+    for each, alone in ((operator, lh.hessian(problem)), (inner, lh.ggn(problem))):
+        assert float(lh.trace(each).stderr) == pytest.approx(float(lh.trace(alone).stderr), rel=0.5)
+
+
 def test_float64_and_matrices_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     _, double = _problems("plain")
     matrix = lh.operator(torch.diag(torch.arange(1.0, 121.0)))

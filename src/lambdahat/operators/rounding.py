@@ -172,7 +172,7 @@ def closed_form_rounding(
     curved = isinstance(form, HessianForm) and bool(form.form.curved)
     if curved if sampled else operator.closed_sums is None:
         return None
-    factors, added = gauss_newton.factors, None if sampled else gauss_newton.by_sample
+    factors, added = gauss_newton.factors, None if sampled else form.by_sample
     # other ranks have the rest, or factors depend on what other samples are there
     partial = added is not None and added.shape[1] < problem.num_samples
     if partial or factors is None or not factors.parts:
@@ -191,7 +191,7 @@ def closed_form_rounding(
         assert factors is not None
         return share * form.like(of).sums_by_sample(factors)
 
-    with warnings.catch_warnings():
+    with rng_untouched(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             double = _run_in_double(few, sums)

@@ -433,6 +433,8 @@ class HessianForm:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.gauss_newton = problem, ClosedForm(problem, "hessian")
+        # what each sample of this rank added to the last trace, and its size, (2, n) in float64
+        self.by_sample: Tensor | None = None
 
     @cached_property
     def form(self) -> ModelForm:
@@ -480,16 +482,13 @@ class HessianForm:
         """The diagonal (P,) in float64, or its sum over each parameter; None without a form."""
         if not self.closed_diagonal:
             return None
-        extra = Residuals(
-            self.problem, self.gauss_newton.leaves, "diagonal" if diagonal else "samples"
-        )
-        sums = self.gauss_newton.sums(diagonal, extra)
+        gauss_newton = self.gauss_newton
+        form: Form = "diagonal" if diagonal else "samples"
+        extra = Residuals(self.problem, gauss_newton.leaves, form)
+        sums = gauss_newton.sums(diagonal, extra)
+        # the Gauss–Newton matrix may be asked for its own trace
+        self.by_sample, gauss_newton.by_sample = gauss_newton.by_sample, None
         return None if self._differs(extra) else sums
-
-    @property
-    def by_sample(self) -> Tensor | None:
-        """What each sample of this rank added to the last trace, and its size, (2, n)."""
-        return self.gauss_newton.by_sample
 
     def sums_by_sample(self, factors: Factors) -> Tensor:
         """The sums over each parameter of what each sample adds, (L, n) in float64."""
