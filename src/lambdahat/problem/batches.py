@@ -247,8 +247,11 @@ class Batches:
             return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
         moved = (replace(batch, data=tree_map(wider, batch.data)) for batch in self)
-        kept, passes = cache_if_small(moved, self.device), lambda: (batch.data for batch in self)
-        return copy_with(self, dtype=dtype, raw=None, _passes=passes, _kept=kept)
+        small = self._kept is not None and sum(map(_bytes, self._kept)) * dtype.itemsize <= FITS
+        kept = list(moved) if small else cache_if_small(moved, self.device)
+        copied = copy_with(self, dtype=dtype, raw=None, _kept=kept)
+        copied._passes = lambda: (batch.data for batch in self)
+        return copied
 
     def place(self, raw: Any, index: int) -> Batch:
         """Raw data as a batch on the device."""
@@ -280,6 +283,11 @@ def _content(leaf: Any) -> str:
     return content.hexdigest()
 
 
+def _bytes(batch: Batch) -> int:
+    tensors = (leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor))
+    return sum(leaf.numel() * leaf.element_size() for leaf in tensors)
+
+
 def _sums(data: Any) -> list[Tensor]:
     """The sum of each tensor of real numbers in a batch, in float32 at least."""
     sums = []
@@ -294,14 +302,11 @@ def _sums(data: Any) -> list[Tensor]:
 
 def cache_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch] | None:
     """The batches as a list where they fit in a quarter of the free memory, else None."""
-    taken, room, kept = 0, 0.0, []
+    room, kept = CACHE_FRACTION * free_memory(device), []
     for batch in batches:
-        tensors = (leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor))
-        taken += sum(leaf.numel() * leaf.element_size() for leaf in tensors)
-        if taken > FITS:
-            room = room or CACHE_FRACTION * (taken + free_memory(device))
-            if taken > room:
-                return None
+        room -= _bytes(batch)
+        if room < 0:
+            return None
         kept.append(batch)
     return kept
 
