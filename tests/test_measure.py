@@ -2,24 +2,20 @@
 
 import json
 import math
+from importlib import import_module
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from typer.testing import CliRunner
 
+import lambdahat as lh
 from lambdahat import _measure as measuring
 from lambdahat._core.storage import Damaged
 from lambdahat._measure import measure
-from lambdahat._quantities import (
-    CURVATURES,
-    QUANTITIES,
-    MeasuredQuantity,
-    MeasureSettings,
-    products,
-)
-from lambdahat.cli.measurements import forecast
-from lambdahat.estimators import trace
+from lambdahat.cli.app import app
+from lambdahat.estimators.quantities import CURVATURES, QUANTITIES, MeasureSettings
 from lambdahat.models import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
@@ -419,7 +415,7 @@ def test_groups_of_results_are_kept(tmp_path, monkeypatch, counted):
     ("arguments", "message"),
     [
         ({"what": ()}, "what must name at least one"),
-        ({"what": "traces"}, "what must be one of 'trace'"),
+        ({"what": "traces"}, "what must be one of 'diagonal'"),
         ({"curvature": "jacobian"}, "curvature must be one of"),
         ({"depth": 0}, "depth must be an integer"),
         ({"probes": 0}, "probes must be an integer"),
@@ -435,24 +431,69 @@ def test_bad_arguments_are_named(arguments, message):
         measure(a_problem(), **arguments)
 
 
-def test_a_new_quantity_is_one_entry_with_its_forecast(monkeypatch, tmp_path):
-    """The registry is all that ``measure``, its folder and the forecast look at."""
+NEW_ESTIMATOR = '''
+"""The largest entries of the diagonal."""
 
-    def compute(problem, operator, settings):
-        return trace(2 * operator, seed=settings.seed)
+from dataclasses import dataclass
 
-    def work(problem, operator, settings):
-        return products(operator, 0, 2 * operator.dim, 1)
+from lambdahat.estimators import diagonal
+from lambdahat.estimators.quantities import products, quantity
+from lambdahat.results import Estimate, Result
+from lambdahat.results.charts import Chart, Series, charts_of
 
-    monkeypatch.setitem(QUANTITIES, "toy", MeasuredQuantity(compute, work))
-    problem = a_problem()
-    found = measure(problem, ("toy", "frobenius"), folder=tmp_path)
-    twice = 2 * float(hessian(problem).dense().trace())
-    assert float(found.results["toy"]) == pytest.approx(twice, rel=0.02)
-    assert (tmp_path / "toy.json").is_file()
-    _, (row, _) = forecast(problem, ("toy", "frobenius"), MeasureSettings())
-    assert (row.quantity, row.fewest, row.most) == ("toy", 0, 2 * problem.num_parameters)
-    assert row.vectors_bytes == problem.num_parameters * problem.dtype.itemsize
+
+@dataclass(frozen=True)
+class LargestEntries(Result):
+    largest: Estimate
+    entries: tuple[float, ...]
+
+
+def largest_entries(operator, count=3, seed=0):
+    known = diagonal(operator, seed=seed)
+    entries, places = known.value.sort(descending=True)
+    largest = Estimate(float(entries[0]), float(known.stderr[places[0]]), known.cost)
+    return LargestEntries(largest, tuple(entries[:count].tolist()))
+
+
+@quantity("largest_entries", lambda _, matrix, settings: largest_entries(matrix, settings.top))
+def largest_entries_work(problem, operator, settings):
+    return products(operator, 0, operator.dim, settings.top)
+
+
+@charts_of.register
+def _(found: LargestEntries):
+    places = tuple(range(1, len(found.entries) + 1))
+    return [Chart("Largest entries", "place", "entry", (Series("entries", places, found.entries),))]
+'''
+
+
+def test_a_new_estimator_with_its_figure_and_its_forecast_is_one_file(monkeypatch, tmp_path):
+    """``measure``, its folder, the command line, figures and pages know what one file registers."""
+    (tmp_path / "largest_entries.py").write_text(NEW_ESTIMATOR)
+    (tmp_path / "own_problem.py").write_text(
+        "from tests.test_measure import a_problem as make_problem"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = dict(QUANTITIES)
+    try:
+        import_module("largest_entries")
+        problem = import_module("own_problem").make_problem()
+        found = measure(problem, ("largest_entries", "frobenius"), top=4, folder=tmp_path / "kept")
+        dense = hessian(problem).dense().diagonal().sort(descending=True).values[:4]
+        assert found["largest_entries"].entries == pytest.approx(dense.tolist())
+        kept = Measurement.load(tmp_path / "kept")
+        assert kept["largest_entries"].entries == found["largest_entries"].entries
+        call = ["measure", "own_problem:make_problem", "--what", "largest_entries", "--json"]
+        (row,) = json.loads(CliRunner().invoke(app, [*call, "--dry-run"]).stdout)["forecast"]
+        assert (row["quantity"], row["fewest"]) == ("largest_entries", 0)
+        assert row["most"] == problem.num_parameters
+        assert "largest_entries" in CliRunner().invoke(app, call).stdout
+        assert lh.plot(found["largest_entries"]).get_title() == "Largest entries"
+        page = lh.page(tmp_path / "kept", tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "Largest entries" in page
+    finally:
+        for name in set(QUANTITIES) - set(before):
+            del QUANTITIES[name]
 
 
 @pytest.mark.parametrize("name", QUANTITIES)

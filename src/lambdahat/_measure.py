@@ -24,7 +24,7 @@ from lambdahat._core.check import describe, require, require_choice, require_cou
 from lambdahat._core.progress import ProgressFile, report
 from lambdahat._core.rng import derived_seed
 from lambdahat._core.storage import Damaged, digest, digest_tensors, read_json, unseal, write_sealed
-from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings
+from lambdahat.estimators.quantities import CURVATURES, QUANTITIES, MeasureSettings
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import behaves_alike

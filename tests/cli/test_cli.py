@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import lambdahat
-from lambdahat._quantities import MeasureSettings
 from lambdahat.cli.app import app
 from lambdahat.cli.measurements import forecast
+from lambdahat.estimators.quantities import MeasureSettings
 from lambdahat.experiments.kit.store import Store
 from lambdahat.operators import hessian
 from lambdahat.operators.exact import MAX_ROUNDS, MIN_ROUNDS
@@ -359,7 +359,7 @@ def test_the_same_error_of_the_library_is_an_error_inside(project, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--what", "traces"], "what must be one of 'trace'"),
+        (["--what", "traces"], "what must be one of 'diagonal'"),
         (["--what", ","], "what must name at least one"),
         (["--samples", "100000"], "--samples must be an integer in [1, 200]"),
         (["--checkpoint", "none.pt"], "--checkpoint: no such file: none.pt"),

@@ -174,6 +174,34 @@ def test_an_operator_is_left_as_it_is() -> None:
     assert operator(A) is A
 
 
+@pytest.mark.parametrize("threads", [1, 64])  # SciPy's product in few threads, torch's in many
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sparse_products_in_few_and_in_many_threads(
+    monkeypatch: pytest.MonkeyPatch, threads: int, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr("lambdahat.operators.matrix.FEW_ENTRIES", 0)
+    dense = with_eigenvalues(torch.linspace(-1, 3, 30)).to(dtype)
+    dense[dense.abs() < 0.05] = 0
+    held = operator(dense.to_sparse_csr())
+    vector = torch.randn(30, 3, generator=generator(0, "strided"), dtype=torch.float64).to(dtype)[
+        :, 1
+    ]
+    product = held @ vector
+    assert product.dtype == dtype
+    torch.testing.assert_close(product, dense @ vector)
+    first, again = product.clone(), held @ (2 * vector)
+    assert torch.equal(product, first), "a product must own its memory"
+    torch.testing.assert_close(again, 2 * first)
+
+
+def test_sparse_products_stay_differentiable() -> None:
+    dense = with_eigenvalues(torch.linspace(1, 2, 6))
+    vector = torch.ones(6, dtype=torch.float64, requires_grad=True)
+    (operator(dense.to_sparse_csr()) @ vector).sum().backward()
+    torch.testing.assert_close(vector.grad, dense.sum(dim=0))
+
+
 def test_there_and_back_through_scipy() -> None:
     A = operator(operator(banded()).to_scipy())
     assert relative(A.dense(), banded()) < 1e-14

@@ -161,6 +161,11 @@ def line(h: float = 1.0) -> Problem:
     )
 
 
+def look(probe, positions):
+    """One probe of chains that are all in this process."""
+    probe.probe(positions, range(len(positions)), lambda rows: rows)
+
+
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 2.0])
 def test_the_probe_has_the_acceptance_of_mala_on_a_line(epsilon):
     """E[min(1, exp(−ΔH))] over w and the momentum, both standard normal, by quadrature."""
@@ -168,7 +173,7 @@ def test_the_probe_has_the_acceptance_of_mala_on_a_line(epsilon):
     probe = AcceptanceProbe(line(), sgld(epsilon, 1.0), seed=0)
     assert math.isnan(probe.acceptance)
     at = torch.from_numpy(np.random.default_rng(0).standard_normal((chains, 1)))
-    probe.probe(at)
+    look(probe, at)
     w, p = np.meshgrid(*2 * [np.linspace(-7, 7, 801)])
     half = p - math.sqrt(epsilon) / 2 * w
     there = w + math.sqrt(epsilon) * half
@@ -208,7 +213,7 @@ def test_the_probe_neither_moves_chains_nor_takes_their_noise():
     """From the centre of ½w² with ε = 1 the acceptance is exp(−p²/8): it tells the momentum p."""
     position = torch.zeros(1, 1).double()
     probe = AcceptanceProbe(line(), sgld(1.0, 1.0), seed=0)
-    probe.probe(position)
+    look(probe, position)
     momentum = math.sqrt(-8 * math.log(probe.acceptance))
     assert torch.equal(position, torch.zeros(1, 1).double())
     chain = sample(line(), sgld(1.0, 1.0), chains=1, draws=2, keep_parameters=True)
@@ -219,9 +224,9 @@ def test_the_probe_neither_moves_chains_nor_takes_their_noise():
 
 def test_the_probe_leaves_lost_chains_out_and_large_data_to_a_part():
     probe = AcceptanceProbe(line(), sgld(1.0, 1.0), seed=0)
-    probe.probe(torch.full((2, 1), math.nan).double())
+    look(probe, torch.full((2, 1), math.nan).double())
     assert math.isnan(probe.acceptance)
-    probe.probe(torch.tensor([[math.inf], [0.0]]).double())
+    look(probe, torch.tensor([[math.inf], [0.0]]).double())
     assert 0 < probe.acceptance <= 1
     few = AcceptanceProbe(
         classifier(samples=PROBE_SAMPLES + 5, batch_size=None), sgld(1.0, 1.0), seed=0
@@ -233,7 +238,7 @@ def test_a_probe_sees_the_step():
     seen = []
     for step in (1e-4, 2.5):
         probe = AcceptanceProbe(line(), sgld(step, 1.0), seed=0)
-        probe.probe(torch.ones(200, 1).double())
+        look(probe, torch.ones(200, 1).double())
         seen.append(probe.acceptance)
     assert seen[0] > 0.999
     assert seen[1] < 0.95

@@ -213,7 +213,7 @@ def test_averages_of_many_rounds_stay_few():
     problem = classifier()
     plan = ChainPlan(averages={"all": lambda theta: theta}, keep_parameters=True)
     runner, mode = make_runner(problem, STEP, 2, plan, "batched")
-    collector = Collector(runner, problem, STEP, plan, mode)
+    collector = Collector(runner, mode)
     for draws in (3, 20, 1, 40, 7, 30, 30, 25):
         collector.draw(draws)
     found = collector.chains()

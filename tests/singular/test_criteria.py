@@ -188,7 +188,7 @@ def test_draws_with_parameters_give_what_streaming_gives(monkeypatch):
         )
 
     monkeypatch.setattr(
-        bayes, "draw_at", lambda *args, **options: SimpleNamespace(chains=drawn(*args, **options))
+        bayes, "draw", lambda *args, **options: SimpleNamespace(chains=drawn(*args, **options))
     )
     given = bayes_criteria(
         KNOWN.problem, KNOWN.problem.on(HELD_OUT), chains=drawn(KNOWN.problem, 30.0)

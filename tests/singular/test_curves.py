@@ -304,7 +304,7 @@ def test_a_bent_line_over_temperatures_is_a_misfit(monkeypatch):
         rise = quadratic(FLAT, nbeta, localization)
         return SimpleNamespace(chains=chains, estimate=Estimate(rise, 0.03, 10, dof=15.0))
 
-    monkeypatch.setattr(bayes, "draw_at", exact)
+    monkeypatch.setattr(bayes, "draw", exact)
     straight, bent = (
         temperature_regression(quadratic_problem(FLAT, 1000), localization=gamma)
         for gamma in (0.1, 50.0)

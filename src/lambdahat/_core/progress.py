@@ -15,17 +15,18 @@ import platform
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar, Token
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 # seconds from which the time left is estimated: a cell of an experiment may take many minutes
 REMEMBERED = 4 * 3600.0
 
 Listener = Callable[[str, int, int | None], None]
+Item = TypeVar("Item")
 
 
 class Tasks(ABC):
@@ -287,6 +288,22 @@ def report(task: str, done: int, total: int | None = None, note: str = "") -> No
         listener(task, done, total, note)
     elif listener is not None:
         listener(task, done, total)
+
+
+def track(task: str, items: Collection[Item]) -> Iterator[Item]:
+    """Go through ``items``, reporting before each how many are done, and at the end that all are.
+
+    >>> with progress(lambda task, done, total: print(task, done, total)):
+    ...     list(track("curve", "ab"))
+    curve 0 2
+    curve 1 2
+    curve 2 2
+    ['a', 'b']
+    """
+    for done, item in enumerate(items):
+        report(task, done, len(items))
+        yield item
+    report(task, len(items), len(items))
 
 
 class progress:

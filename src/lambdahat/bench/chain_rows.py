@@ -171,9 +171,8 @@ def sampled(
     numbers = torch.arange(len(targets))
     if replacement:
         rng = generator(settings.seed, "devinterp batches")
-        numbers = torch.randint(
-            len(targets), (settings.draws * settings.batch_size,), generator=rng
-        )
+        count = settings.draws * settings.batch_size
+        numbers = torch.randint(len(targets), (count,), generator=rng)
     loss = token_loss(losses, data)
     seen: list[tuple[Tensor, Tensor]] = []
     clock: list[list[float]] = [[] for _ in range(settings.chains)]
@@ -184,11 +183,8 @@ def sampled(
     def on_step(chain: int, *_: Any) -> None:
         clock[chain].append(time.perf_counter())
 
-    options = {
-        "lr": settings.step_size,
-        "nbeta": settings.nbeta,
-        "localization": settings.localization,
-    }
+    options = {name: getattr(settings, name) for name in ("nbeta", "localization")}
+    options["lr"] = settings.step_size
     synchronize()
     start = time.perf_counter()
     for chain in range(settings.chains):
@@ -211,29 +207,17 @@ def sampled(
             )
     synchronize()
     total = time.perf_counter() - start
-    return _as_run(seen, clock, losses_at(model, losses, data), settings, total)
-
-
-def _as_run(
-    seen: list[tuple[Tensor, Tensor]],
-    clock: list[list[float]],
-    centre: Tensor,
-    settings: ChainSettings,
-    total: float,
-) -> PeerRun:
     shape = settings.chains, settings.draws
-    if len(seen) != settings.chains * settings.draws:
-        raise RuntimeError(
-            f"devinterp stopped a chain: {len(seen)} of {settings.chains * settings.draws} steps"
-            " done"
-        )
+    if len(seen) != math.prod(shape):
+        done = f"{len(seen)} of {math.prod(shape)} steps done"
+        raise RuntimeError(f"devinterp stopped a chain: {done}")
+    centre = losses_at(model, losses, data)
     traces = torch.stack([loss for loss, _ in seen]).double().cpu().view(shape)
-    centres = torch.stack([centre[numbers.cpu()].mean() for _, numbers in seen]).view(shape)
+    centres = torch.stack([centre[drawn.cpu()].mean() for _, drawn in seen]).view(shape)
     steps = torch.tensor([times[SKIPPED:] for times in clock], dtype=torch.float64).diff(dim=1)
-    first = float(centres[:, :INIT_BATCHES].mean())
-    return PeerRun(
-        traces, centres, first, float(centre.mean()), settings.nbeta, float(steps.median()), total
-    )
+    baseline, whole = float(centres[:, :INIT_BATCHES].mean()), float(centre.mean())
+    pace = float(steps.median())
+    return PeerRun(traces, centres, baseline, whole, settings.nbeta, pace, total)
 
 
 STEP_SIZE, LOCALIZATION, BATCH = 1e-5, 1000.0, 512
@@ -269,10 +253,8 @@ def _step_rows(
     settings = ChainSettings(STEP_SIZE, n / math.log(n), LOCALIZATION, batch, chains, draws)
     one, label = case.one_batch(batch), f"{case.name}, {chains} chains"
     problem, make = case.problem(), kinetic if work == "kinetic step" else sgld
-    makers: dict[str, Maker] = {
-        UNIT: lambda: one.gradient,
-        OURS: lambda: partial(our_steps, problem, settings, make=make),
-    }
+    ours = partial(our_steps, problem, settings, make=make)
+    makers: dict[str, Maker] = {UNIT: lambda: one.gradient, OURS: lambda: ours}
     if plan.peers and work == "chain-step":
         makers["devinterp"] = lambda: partial(_peer_steps, case, settings)
     timed = plan.timed(makers)
@@ -295,11 +277,8 @@ def our_steps(
     kernel = make(settings.step_size, settings.nbeta, settings.localization)
     length, size = (settings.chains, settings.draws, 0), settings.batch_size
     sample(problem, kernel, *length, batch_size=size, mode=mode, watch=watch)
-    steps = [
-        (end - start) / ((after - before) * settings.chains)
-        for (start, before), (end, after) in pairwise(marks)
-    ]
-    return Clocked(statistics.median(steps))
+    steps = [(end - start) / (after - before) for (start, before), (end, after) in pairwise(marks)]
+    return Clocked(statistics.median(steps) / settings.chains)
 
 
 def _peer_steps(case: BenchCase, settings: ChainSettings) -> Clocked:
@@ -330,8 +309,9 @@ def _coefficient_rows(plan: Plan) -> list[BenchRow]:
     notes: dict[str, str] = {}
 
     def devinterp() -> Run:
-        asked = _Asked(known, problem, accuracy, most, seeds, LADDER[:1] if plan.quick else LADDER)
-        run, rest["devinterp"], notes["devinterp"] = _peer_coefficient(asked)
+        ladder = LADDER[:1] if plan.quick else LADDER
+        asked = (known, problem, accuracy, most, seeds, ladder)
+        run, rest["devinterp"], notes["devinterp"] = _peer_coefficient(*asked)
         return run
 
     if plan.peers:
@@ -382,40 +362,37 @@ def _error(known: KnownCase, found: _Answer) -> float:
     return abs(found.value / float(known.truth(found.nbeta, found.localization)) - 1)
 
 
-class _Asked(NamedTuple):
-    known: KnownCase
-    problem: Problem
-    accuracy: float
-    most: int | None
-    seeds: int
-    ladder: Sequence[int]
-
-
-def _peer_coefficient(asked: _Asked) -> tuple[Run, list[_Answer], str]:
+def _peer_coefficient(
+    known: KnownCase,
+    problem: Problem,
+    accuracy: float,
+    most: int | None,
+    seeds: int,
+    ladder: Sequence[int],
+) -> tuple[Run, list[_Answer], str]:
     """A run of the fewest steps that are accurate over the seeds, else of what came nearest; the
     answers of the other seeds; and what was given.
     """
-    found = llc(asked.problem, kernel="sgld", tol=asked.accuracy, max_gradients=asked.most)
+    found = llc(problem, kernel="sgld", tol=accuracy, max_gradients=most)
     nbeta, localization = found.nbeta, float(found.localization)
-    assert isinstance(asked.problem.source, nn.Module)
-    model, data = asked.problem.source, _whole(asked.problem)
+    assert isinstance(problem.source, nn.Module)
+    model, data = problem.source, _whole(problem)
 
     def losses(output: Tensor, target: Tensor) -> Tensor:
         return mse_loss(output, target, reduction="none").squeeze(1)
 
     def run(smaller: int, draws: int, seed: int) -> _Answer:
-        settings = ChainSettings(
-            found.step_size / smaller, nbeta, localization, draws=draws, seed=10 * seed
-        )
+        step = found.step_size / smaller
+        settings = ChainSettings(step, nbeta, localization, draws=draws, seed=10 * seed)
         chains = sampled(model, losses, data, settings)
         return _Answer(float(chains.above_whole.mean()), nbeta, localization)
 
     tried: dict[tuple[int, int], tuple[float, list[_Answer]]] = {}
-    for draws in asked.ladder:
+    for draws in ladder:
         for smaller in SMALLER:
-            answers = [run(smaller, draws, seed) for seed in range(asked.seeds)]
-            tried[smaller, draws] = _rms(asked.known, answers), answers
-        if min(error for error, _ in tried.values()) <= asked.accuracy:
+            answers = [run(smaller, draws, seed) for seed in range(seeds)]
+            tried[smaller, draws] = _rms(known, answers), answers
+        if min(error for error, _ in tried.values()) <= accuracy:
             break
     smaller, draws = min(tried, key=lambda setting: tried[setting][0])
     note = f"nβ, γ, ε/{smaller} and L₀ over all data given, 4 × {draws:,} steps"

@@ -66,9 +66,9 @@ class LayerWork:
 
 def measured_rates(device: str, quick: bool) -> Rates:
     """Measure the rates by a product of square matrices and by a copy, in float32."""
-    size, length = (
-        (256, 2**18) if quick else (8192, 2**28) if device.startswith("cuda") else (2048, 2**25)
-    )
+    size, length = (8192, 2**28) if device.startswith("cuda") else (2048, 2**25)
+    if quick:
+        size, length = 256, 2**18
     a, source = torch.ones(size, size, device=device), torch.ones(length, device=device)
     target = torch.empty_like(source)
     out = torch.empty_like(a)

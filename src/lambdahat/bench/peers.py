@@ -71,10 +71,8 @@ class Curvlinops(Peer):
     package = "curvlinops-for-pytorch"
 
     def _operator(self, kind: str, case: BenchCase, **options: Any) -> Any:
-        make = getattr(self.load(), kind)
-        return make(
-            case.model, LOSS, case.parameters, case.batches, check_deterministic=False, **options
-        )
+        about = (case.model, LOSS, case.parameters, case.batches)
+        return getattr(self.load(), kind)(*about, check_deterministic=False, **options)
 
     def hvp(self, case: BenchCase) -> Product:
         return self._operator("HessianLinearOperator", case).__matmul__  # type: ignore[no-any-return]
@@ -87,9 +85,8 @@ class Curvlinops(Peer):
     def trace(self, case: BenchCase, products: int) -> Traced:
         """Its XTrace, the best of its estimators at a given number of products."""
         torch.manual_seed(0)
-        return Traced(
-            float(self.load().xtrace(self._operator("HessianLinearOperator", case), products))
-        )
+        operator = self._operator("HessianLinearOperator", case)
+        return Traced(float(self.load().xtrace(operator, products)))
 
     def top_eigenvalues(self, case: BenchCase, k: int) -> Tensor:
         operator = self._operator("HessianLinearOperator", case).to_scipy()
@@ -103,12 +100,10 @@ class Curvlinops(Peer):
 
     def kfac(self, case: BenchCase, gradient: Tensor, damping: float) -> Tensor:
         """Exact Fisher, weight and bias in one block, (K + δI)⁻¹ by eigendecompositions."""
-        operator = self._operator(
-            "KFACLinearOperator", case, fisher_type="type-2", separate_weight_and_bias=False
-        )
-        inverse = self.load().KFACInverseLinearOperator(
-            operator, damping=damping, use_exact_damping=True
-        )
+        exact = {"fisher_type": "type-2", "separate_weight_and_bias": False}
+        operator, make = self._operator("KFACLinearOperator", case, **exact), self.load()
+        settings = {"damping": damping, "use_exact_damping": True}
+        inverse = make.KFACInverseLinearOperator(operator, **settings)
         return torch.as_tensor(inverse @ gradient)
 
 
@@ -133,9 +128,8 @@ class HessianEigenthings(Peer):
 
     def trace(self, case: BenchCase, products: int) -> Traced:
         """Its Hutch++."""
-        return Traced(
-            self.load().trace(self._operator(case), num_matvecs=products, seed=0).estimate
-        )
+        found = self.load().trace(self._operator(case), num_matvecs=products, seed=0)
+        return Traced(found.estimate)
 
     def top_eigenvalues(self, case: BenchCase, k: int, steps: int) -> Tensor:
         settings = {"k": k, "max_iter": steps, "tol": 1e-6, "which": "LA", "seed": 0}
@@ -143,9 +137,8 @@ class HessianEigenthings(Peer):
         return torch.as_tensor(found.eigenvalues)
 
     def density(self, case: BenchCase, depth: int) -> tuple[Tensor, Tensor]:
-        result = self.load().spectral_density(
-            self._operator(case), num_runs=1, lanczos_steps=depth, seed=0
-        )
+        settings = {"num_runs": 1, "lanczos_steps": depth, "seed": 0}
+        result = self.load().spectral_density(self._operator(case), **settings)
         return result.raw_eigenvalues[0], result.raw_weights[0]
 
 
@@ -214,16 +207,11 @@ class Backpack(Peer):
             model.zero_grad()
             with backpack.backpack(extension):
                 loss(model(x), y).backward()
-            total += (
-                sum(float(p.diag_h.sum()) for p in model.parameters()) * len(y) / case.num_samples
-            )
+            traces = sum(float(p.diag_h.sum()) for p in model.parameters())
+            total += traces * len(y) / case.num_samples
         return Traced(total, 0.0)
 
 
 PEERS: tuple[Peer, ...] = (Curvlinops(), HessianEigenthings(), PyHessian(), Backpack())
-VERSIONS = {
-    "devinterp": "devinterp",
-    "linear_operator": "linear-operator",
-    "SciPy": "scipy",
-    "networkx": "networkx",
-}
+VERSIONS = {"linear_operator": "linear-operator", "SciPy": "scipy"}
+VERSIONS |= {name: name for name in ("devinterp", "networkx")}

@@ -93,13 +93,12 @@ def images(
     rng = generator(seed, "bench images")
     pixels, labels = digits()
     pick = torch.randint(len(labels), (samples,), generator=rng)
-    large = interpolate(
-        pixels[pick].view(-1, 1, 8, 8), size=side - 4, mode="bilinear", align_corners=False
-    )
+    small, size = pixels[pick].view(-1, 1, 8, 8), side - 4
+    large = interpolate(small, size=size, mode="bilinear", align_corners=False)
     shifts = torch.randint(5, (samples, 2), generator=rng)
     out = torch.zeros(samples, 1, side, side)
     for image, digit, (i, j) in zip(out, large, shifts.tolist(), strict=True):
-        image[:, i : i + side - 4, j : j + side - 4] = digit
+        image[:, i : i + size, j : j + size] = digit
     if colour:
         ink, paper = torch.rand(2, samples, 3, 1, 1, generator=rng)
         out = paper + (ink - paper) * out
@@ -113,9 +112,8 @@ def network(name: str, width: int) -> nn.Module:
         return lenet5()
     if name == "vgg16":
         return vgg16(dropout=0.0)
-    return nn.Sequential(
-        nn.Flatten(), *mlp([784, width, width, 10], "tanh" if name == "tanh" else "relu")
-    )
+    activation = "tanh" if name == "tanh" else "relu"
+    return nn.Sequential(nn.Flatten(), *mlp([784, width, width, 10], activation))
 
 
 def load(
@@ -133,9 +131,8 @@ def load(
             cross_entropy(model(x[rows.to(device)]), y[rows.to(device)]).backward()
             optimizer.step()
     model.zero_grad()
-    return BenchCase(
-        name, model.eval(), list(zip(x.split(batch_size), y.split(batch_size), strict=True))
-    )
+    batches = zip(x.split(batch_size), y.split(batch_size), strict=True)
+    return BenchCase(name, model.eval(), list(batches))
 
 
 def double(case: BenchCase) -> BenchCase:
@@ -146,10 +143,8 @@ def double(case: BenchCase) -> BenchCase:
 
 def trace(case: BenchCase) -> float:
     """tr H: of a perceptron by recursion over layers, of other ReLU networks as tr GGN."""
-    flat = all(
-        isinstance(layer, nn.Flatten | nn.Linear | nn.ReLU | nn.Tanh)
-        for layer in case.model.children()
-    )
+    kinds = nn.Flatten | nn.Linear | nn.ReLU | nn.Tanh
+    flat = all(isinstance(layer, kinds) for layer in case.model.children())
     return perceptron_trace(case) if flat else piecewise_trace(case)
 
 
@@ -185,9 +180,8 @@ def _batch_trace(layers: list[nn.Linear], inputs: Tensor, labels: Tensor, smooth
     total = 0.0
     for number in reversed(range(len(layers))):
         a = seen[number]
-        total += float(
-            ((a.square().sum(1) + 1) * (factor.square().sum((1, 2)) + diagonal.sum(1))).sum()
-        )
+        traces = factor.square().sum((1, 2)) + diagonal.sum(1)
+        total += float(((a.square().sum(1) + 1) * traces).sum())
         if number:
             slope = 1 - a.square() if smooth else (a > 0).to(a)
             bend = -2 * a * slope if smooth else torch.zeros_like(a)
@@ -234,10 +228,8 @@ def product(case: BenchCase, v: Tensor) -> Tensor:
 def gauss_newton_product(case: BenchCase, v: Tensor) -> Tensor:
     """GGN @ v (P,): Jᵀ·(diag p − p pᵀ)·J v, J v by the double-backward trick."""
     total, params = torch.zeros_like(v), case.parameters
-    pieces = [
-        piece.view_as(p)
-        for piece, p in zip(v.split([p.numel() for p in params]), params, strict=True)
-    ]
+    split = zip(v.split([p.numel() for p in params]), params, strict=True)
+    pieces = [piece.view_as(p) for piece, p in split]
     for x, _ in case.batches:
         output = case.model(x)
         dummy = torch.zeros_like(output, requires_grad=True)
@@ -258,12 +250,8 @@ def top_eigenvalues(case: BenchCase, k: int) -> Tensor:
         return product(case, torch.as_tensor(np.ravel(v), device=case.device)).cpu().numpy()
 
     size = case.num_parameters
-    values = eigsh(
-        LinearOperator((size, size), apply, dtype=np.float64),
-        k=k,
-        which="LA",
-        return_eigenvectors=False,
-    )
+    operator = LinearOperator((size, size), apply, dtype=np.float64)
+    values = eigsh(operator, k=k, which="LA", return_eigenvectors=False)
     return torch.as_tensor(np.sort(values)[::-1].copy())
 
 
@@ -290,10 +278,8 @@ def kronecker_solution(case: BenchCase, gradient: Tensor, damping: float) -> Ten
 def _layer_factors(case: BenchCase, layer: nn.Linear) -> tuple[Tensor, Tensor]:
     seen: list[tuple[Tensor, Tensor]] = []
     handle = layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
-    A = torch.zeros(
-        layer.in_features + 1, layer.in_features + 1, dtype=torch.float64, device=case.device
-    )
-    G = torch.zeros(layer.out_features, layer.out_features, dtype=torch.float64, device=case.device)
+    sizes = layer.in_features + 1, layer.out_features
+    A, G = (torch.zeros(n, n, dtype=torch.float64, device=case.device) for n in sizes)
     for x, _ in case.batches:
         output = case.model(x)
         inputs, z = seen.pop()

@@ -88,11 +88,8 @@ class BenchResult(Result):
 
     def faster_peers(self) -> list[BenchRow]:
         """The peers that took less time than ours at the accuracy asked for."""
-        return [
-            row
-            for row in self.rows
-            if row.by not in (OURS, UNIT) and row.accurate and self.ratio(row) > 1
-        ]
+        peers = [row for row in self.rows if row.by not in (OURS, UNIT)]
+        return [row for row in peers if row.accurate and self.ratio(row) > 1]
 
     def far_from_limit(self, factor: float = 1.3) -> list[BenchRow]:
         """Our rows that cost more than ``factor`` times their limit."""
@@ -148,7 +145,15 @@ def regressions(
             continue
         if not new[OURS].accurate:
             found.append(Regression(work, case, 0.0, new[OURS].error))
-        growth = smallest_growth(new, old)
+        # the least growth of ours over the unit and over each peer; 0 if none compare
+        growths = []
+        for by in (UNIT, *new):
+            if by == OURS or by not in new or by not in old or OURS not in old:
+                continue
+            ratios = [rows[OURS].cost / rows[by].cost for rows in (new, old)]
+            if all(ratio > 0 for ratio in ratios):  # also False for NaN
+                growths.append(ratios[0] / ratios[1])
+        growth = min(growths, default=0.0)
         if growth > 1 + tolerance:
             found.append(Regression(work, case, growth, new[OURS].error))
     return found
@@ -173,27 +178,12 @@ def require_alike(about: Mapping[str, Any], record: BenchResult) -> None:
         require(mine == theirs, "the record", expected, repr(theirs), cure)
 
 
-def smallest_growth(new: dict[str, BenchRow], old: dict[str, BenchRow]) -> float:
-    """The least growth of ours over the unit and over each peer; 0 if none compare."""
-    growths = []
-    for by in (UNIT, *new):
-        if by == OURS or by not in new or by not in old or OURS not in old:
-            continue
-        ratios = [rows[OURS].cost / rows[by].cost for rows in (new, old)]
-        if all(ratio > 0 for ratio in ratios):  # also False for NaN
-            growths.append(ratios[0] / ratios[1])
-    return min(growths, default=0.0)
-
-
 def merged(first: BenchResult, again: BenchResult) -> BenchResult:
     """For every task the run in which ours was cheaper, after slow tasks were run again."""
     rows: list[BenchRow] = []
     for work, case in first.tasks():
         old, new = first.of(work, case), again.of(work, case)
-        better = (
-            OURS in new
-            and OURS in old
-            and (_has_failed(old[OURS]) or new[OURS].cost < old[OURS].cost)
-        )
+        both = OURS in new and OURS in old
+        better = both and (_has_failed(old[OURS]) or new[OURS].cost < old[OURS].cost)
         rows += (new if better else old).values()
     return BenchResult(tuple(rows), first.about)

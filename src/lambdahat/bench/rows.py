@@ -79,9 +79,11 @@ def trace_rows(plan: Plan, case: BenchCase) -> list[BenchRow]:
     """
     truth = problems.trace(case)
     makers: dict[str, Maker] = {UNIT: lambda: case.gradient}
-    makers[OURS] = lambda: (
-        lambda: Traced(float(trace(hessian(case.problem()), tol=1.96 * ACCURACY)))
-    )
+
+    def ours() -> Traced:
+        return Traced(float(trace(hessian(case.problem()), tol=1.96 * ACCURACY)))
+
+    makers[OURS] = lambda: ours
     notes: dict[str, str] = {}
     for peer in plan.able("trace"):
         makers[peer.name] = partial(_peer_trace, peer, case, truth, notes, plan.quick)
@@ -159,9 +161,10 @@ def _density_rows(plan: Plan, case: BenchCase, truth: float, alone: bool) -> lis
         points, masses = (part.cpu().double() for part in found)
         return abs(float(points[masses > 0].max()) / truth - 1)
 
-    timed = _against(
-        plan, case, "density", ours, alone, lambda peer: partial(peer.density, case, depth)
-    )
+    def peers_own(peer: Peer) -> Run:
+        return partial(peer.density, case, depth)
+
+    timed = _against(plan, case, "density", ours, alone, peers_own)
     work = f"density, depth {depth}"
     least = plan.limit(work, case, depth, "HVP")
     if torch.backends.cudnn.allow_tf32:  # the rates of the machine are those of float32
@@ -251,19 +254,7 @@ class NextToken(nn.Module):
         return logits[:, :-1].transpose(1, 2)
 
 
-def _small_resnet(plan: Plan) -> nn.Module:
-    return preresnet(depth=11)
-
-
-def _small_gpt(plan: Plan) -> nn.Module:
-    return NextToken(gpt(32, context=8, width=8, heads=2, blocks=2))
-
-
-def _vit(plan: Plan) -> nn.Module:
-    return import_module("torchvision.models").vit_b_16()  # type: ignore[no-any-return]
-
-
-def _gpt2(plan: Plan) -> nn.Module:
+def _gpt2() -> nn.Module:
     transformers = import_transformers()
     quiet = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     return NextToken(transformers.GPT2LMHeadModel(transformers.GPT2Config(**quiet)))
@@ -272,20 +263,23 @@ def _gpt2(plan: Plan) -> nn.Module:
 class Network(NamedTuple):
     """A network, and the shape and the number of values of a sample: pixels, or tokens."""
 
-    make: Callable[[Plan], nn.Module]
+    make: Callable[[], Any]
     shape: tuple[int, ...]
     classes: int
     samples: int
 
 
 NETWORK_BLOCK, TOP_NETWORK = 4, 3
+TINY_GPT: dict[str, Any] = {"context": 8, "width": 8, "heads": 2, "blocks": 2}
 SMALL_NETWORKS = {
-    "small resnet": Network(_small_resnet, (3, 16, 16), 10, 4),
-    "small gpt": Network(_small_gpt, (8,), 32, 4),
+    "small resnet": Network(lambda: preresnet(depth=11), (3, 16, 16), 10, 4),
+    "small gpt": Network(lambda: NextToken(gpt(32, **TINY_GPT)), (8,), 32, 4),
 }
 REAL_NETWORKS = {
-    "resnet50": Network(lambda plan: resnet50(), (3, 224, 224), 1000, 64),
-    "vit_b_16": Network(_vit, (3, 224, 224), 1000, 64),
+    "resnet50": Network(resnet50, (3, 224, 224), 1000, 64),
+    "vit_b_16": Network(
+        lambda: import_module("torchvision.models").vit_b_16(), (3, 224, 224), 1000, 64
+    ),
     "gpt2": Network(_gpt2, (256,), 50257, 8),
 }
 
@@ -298,7 +292,7 @@ def network_rows(plan: Plan) -> Iterator[list[BenchRow]]:
     """
     for name, kind in (SMALL_NETWORKS if plan.quick else REAL_NETWORKS).items():
         try:
-            model = kind.make(plan).to(plan.device).eval()
+            model = kind.make().to(plan.device).eval()
         except ImportError as error:
             package = (error.name or "").partition(".")[0]
             missing = f"{package} is not installed: pip install {package}"
@@ -348,31 +342,42 @@ def _network_products(
 
 def _network_eigenvalues(plan: Plan, case: BenchCase) -> list[BenchRow]:
     """The largest eigenvalues to 1e-3; the error is the largest residual over the largest one."""
-    makers: dict[str, Maker] = {UNIT: lambda: case.gradient}
-    makers[OURS] = lambda: (
-        lambda: eigenpairs(hessian(case.problem()), k=TOP_NETWORK, tol=1e-3, seed=0)
-    )
+
+    def ours() -> Any:
+        return eigenpairs(hessian(case.problem()), k=TOP_NETWORK, tol=1e-3, seed=0)
 
     def error(found: Any) -> float:
         return float(found.residuals.max() / abs(found.values).max())
 
-    timed = plan.timed(makers)
-    notes = {OURS: f"{timed[OURS].value.cost:,} products"} if not timed[OURS].note else {}
     work = f"top-{TOP_NETWORK} eigenvalues to 1e-3"
-    return rows(work, case.name, timed, error, 2e-3, notes=notes)
+    return _alone(plan, case, work, ours, error, 2e-3, "products")
 
 
 def _network_trace(plan: Plan, case: BenchCase) -> list[BenchRow]:
     """tr H to 10 %; the error is the standard error relative to the value."""
-    makers: dict[str, Maker] = {UNIT: lambda: case.gradient}
-    makers[OURS] = lambda: lambda: trace(hessian(case.problem()), tol=0.1, seed=0)
-    timed = plan.timed(makers)
-    notes = {OURS: f"{timed[OURS].value.cost:,} rounds"} if not timed[OURS].note else {}
+
+    def ours() -> Any:
+        return trace(hessian(case.problem()), tol=0.1, seed=0)
 
     def error(found: Any) -> float:
         return float(found.stderr / abs(found.value))
 
-    return rows("trace to 10 %", case.name, timed, error, 0.1, notes=notes)
+    return _alone(plan, case, "trace to 10 %", ours, error, 0.1, "rounds")
+
+
+def _alone(
+    plan: Plan,
+    case: BenchCase,
+    work: str,
+    ours: Run,
+    error: Callable[[Any], float],
+    accuracy: float,
+    counted: str,
+) -> list[BenchRow]:
+    """An estimate without peers, with a note of what it cost."""
+    timed = plan.timed({UNIT: lambda: case.gradient, OURS: lambda: ours})
+    notes = {} if timed[OURS].note else {OURS: f"{timed[OURS].value.cost:,} {counted}"}
+    return rows(work, case.name, timed, error, accuracy, notes=notes)
 
 
 SHIFT = 0.05
@@ -460,12 +465,8 @@ def _quadrature(matrix: Any) -> Callable[[SolverEffort], float]:
     """GPyTorch's, from conjugate gradients."""
     linear = import_module("linear_operator")
     settings = linear.settings
-    sparse = torch.sparse_csr_tensor(
-        torch.as_tensor(matrix.indptr),
-        torch.as_tensor(matrix.indices),
-        torch.as_tensor(matrix.data),
-        matrix.shape,
-    )
+    rows, columns, values = map(torch.as_tensor, (matrix.indptr, matrix.indices, matrix.data))
+    sparse = torch.sparse_csr_tensor(rows, columns, values, matrix.shape)
 
     class Sparse(linear.LinearOperator):  # type: ignore[misc,name-defined]
         def _matmul(self, rhs: Tensor) -> Tensor:
@@ -479,11 +480,9 @@ def _quadrature(matrix: Any) -> Callable[[SolverEffort], float]:
 
     def estimate(effort: SolverEffort) -> float:
         torch.manual_seed(0)
-        steps = (
-            settings.max_lanczos_quadrature_iterations(effort.depth),
-            settings.max_cg_iterations(effort.depth),
-        )
-        with settings.num_trace_samples(effort.probes), steps[0], steps[1]:
+        depths = settings.max_lanczos_quadrature_iterations, settings.max_cg_iterations
+        lanczos_steps, cg_steps = (depth(effort.depth) for depth in depths)
+        with settings.num_trace_samples(effort.probes), lanczos_steps, cg_steps:
             return float(Sparse(torch.empty(0, dtype=torch.float64)).logdet())
 
     return estimate
@@ -501,16 +500,22 @@ Optimizers = dict[str, Callable[[nn.Module], Any]]
 def optimizer_rows(plan: Plan) -> Iterator[list[BenchRow]]:
     """Whole training steps of the perceptron on batches of 128, and then KFAC's inverse."""
     sizes = [784, plan.width, plan.width, 10]
-    makers: dict[str, Maker] = {
-        SGD: lambda: _steps(sizes, lambda m: torch.optim.SGD(m.parameters(), lr=0.01), plan)
+    rank = 4 if plan.quick else 80
+    factored = partial(KFAC, lr=0.01, damping=DAMPING, inverse_every=10)
+    optimizers: Optimizers = {
+        SGD: lambda m: torch.optim.SGD(m.parameters(), lr=0.01),
+        "NGD step": lambda m: NGD(m.parameters(), lr=0.01, rank=rank, period=4),
+        "KFAC step": factored,
+        "KFAC step, rank 32": partial(factored, rank=32),
     }
-    for name, make in _optimizers(plan).items():
-        makers[name] = partial(_steps, sizes, make, plan)
+    makers: dict[str, Maker] = {
+        name: partial(_steps, sizes, make, plan) for name, make in optimizers.items()
+    }
     timed = {
         name: replace(one, seconds=one.seconds / _count(plan))
         for name, one in plan.timed(makers, SGD).items()
     }
-    for name in _optimizers(plan):
+    for name in GOALS:
         least = Limit() if plan.gpu or plan.quick else Limit(GOALS[name], "our goal")
         both = {UNIT: timed[SGD], OURS: timed[name]}
         yield rows(name, "mlp, batch 128", both, least=least, unit="SGD step")
@@ -522,17 +527,6 @@ def optimizer_rows(plan: Plan) -> Iterator[list[BenchRow]]:
 def _count(plan: Plan) -> int:
     """Steps of a run."""
     return 4 if plan.quick else OPTIMIZER_STEPS
-
-
-def _optimizers(plan: Plan) -> Optimizers:
-    rank = 4 if plan.quick else 80
-    return {
-        "NGD step": lambda m: NGD(m.parameters(), lr=0.01, rank=rank, period=4),
-        "KFAC step": lambda m: KFAC(m, lr=0.01, damping=DAMPING, inverse_every=10),
-        "KFAC step, rank 32": lambda m: KFAC(
-            m, lr=0.01, damping=DAMPING, inverse_every=10, rank=32
-        ),
-    }
 
 
 def _steps(sizes: list[int], make: Callable[[nn.Module], Any], plan: Plan) -> Run:
@@ -573,10 +567,8 @@ def _inverse_rows(plan: Plan) -> list[BenchRow]:
 
 def _stacked_rows(plan: Plan, sizes: list[int]) -> list[BenchRow]:
     """Ten seeds of NGD trained together over one: 40 steps with their data, as ``fit_many``."""
-    makers: dict[str, Maker] = {
-        UNIT: partial(_stack, 1, sizes, plan.device),
-        OURS: partial(_stack, 10, sizes, plan.device),
-    }
+    seeds = {UNIT: 1, OURS: 10}
+    makers: dict[str, Maker] = {by: partial(_stack, seeds[by], sizes, plan.device) for by in seeds}
     timed = {
         name: replace(one, seconds=one.seconds / OPTIMIZER_STEPS)
         for name, one in plan.timed(makers).items()
@@ -591,9 +583,8 @@ def _stack(members: int, sizes: list[int], device: str) -> Run:
     data = x, torch.randint(0, sizes[-1], (len(x),), generator=rng).to(device)
     models = [mlp(sizes, seed=seed).to(device) for seed in range(members)]
     stacked = StackedModel(models, Problem(models[0], "cross_entropy", data))
-    descent = StackedDescent(
-        stacked.parameters, "ngd", {**DEFAULTS["ngd"], "lr": 0.01, "rank": min(80, sizes[1] // 2)}
-    )
+    settings = {**DEFAULTS["ngd"], "lr": 0.01, "rank": min(80, sizes[1] // 2)}
+    descent = StackedDescent(stacked.parameters, "ngd", settings)
     stepped = StackedStep(stacked, descent, data)
     orders = torch.stack([torch.randperm(len(x), generator=rng) for _ in range(members)]).to(device)
     return lambda: stepped.epoch(orders, BATCH)
@@ -616,10 +607,11 @@ def _torus_rows(plan: Plan, side: int) -> list[BenchRow]:
     """The error is the largest over all moments, against the known spectrum."""
     one = graph(torus(side))
     exact = torus_moments(side, MOMENTS)
-    makers: dict[str, Maker] = {UNIT: _block_product(one)}
-    makers[OURS] = lambda: (
-        lambda: probed_moments(one, MOMENTS, GRAPH_PROBES, 0, components(one)).values
-    )
+
+    def ours() -> Array:
+        return probed_moments(one, MOMENTS, GRAPH_PROBES, 0, components(one)).values
+
+    makers: dict[str, Maker] = {UNIT: _block_product(one), OURS: lambda: ours}
     if plan.peers:
         makers["SciPy"] = lambda: lambda: _recurrence(one)
         if len(one) <= DENSE:
@@ -667,10 +659,8 @@ def _largest_gap(one: Graph, many: int) -> float:
 def torus(side: int) -> Array:
     """The edges (2·side², 2) of a square grid that closes on itself."""
     numbers = np.arange(side * side).reshape(side, side)
-    pairs = [
-        np.stack([numbers.ravel(), np.roll(numbers, -1, axis).ravel()], axis=1) for axis in (0, 1)
-    ]
-    return np.concatenate(pairs)
+    beside = [np.roll(numbers, -1, axis).ravel() for axis in (0, 1)]
+    return np.concatenate([np.stack([numbers.ravel(), each], axis=1) for each in beside])
 
 
 def torus_moments(side: int, count: int) -> Array:

@@ -17,28 +17,21 @@ import torch
 
 from lambdahat._core.check import require
 from lambdahat._core.progress import report
+from lambdahat.bench import rows as families
 from lambdahat.bench.chain_rows import chain_rows, devinterp
 from lambdahat.bench.peers import PEERS, VERSIONS, installed_version
 from lambdahat.bench.plans import Plan
 from lambdahat.bench.records import BenchResult, BenchRow
-from lambdahat.bench.rows import (
-    determinant_rows,
-    estimate_rows,
-    graph_rows,
-    network_rows,
-    optimizer_rows,
-    product_rows,
-)
 
 Family = Callable[[Plan], Iterator[list[BenchRow]]]
 FAMILIES: dict[str, Family] = {
-    "products": product_rows,
-    "estimates": estimate_rows,
-    "networks": network_rows,
+    "products": families.product_rows,
+    "estimates": families.estimate_rows,
+    "networks": families.network_rows,
     "chains": chain_rows,
-    "optimizers": optimizer_rows,
-    "determinants": determinant_rows,
-    "graphs": graph_rows,
+    "optimizers": families.optimizer_rows,
+    "determinants": families.determinant_rows,
+    "graphs": families.graph_rows,
 }
 ON_CPU = ("determinants", "graphs")
 
@@ -58,7 +51,13 @@ def run(
     require(bool(chosen), "only", f"match a family of rows: {', '.join(FAMILIES)}", repr(only))
     about, found = describe_run(plan), list[BenchRow]()
     if plan.peers:
-        _load_peers()
+        # import the peers first, so that no import counts as a task's memory or time
+        loads = [peer.load for peer in PEERS]
+        loads += [partial(devinterp, "slt.sampler"), partial(import_module, "linear_operator")]
+        for load in loads:
+            with suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                load()
     with _restore_flags(plan):
         about |= {"flops/s": plan.rates.flops, "bytes/s": plan.rates.bytes}
         for number, (name, family) in enumerate(chosen.items()):
@@ -87,18 +86,6 @@ def describe_run(plan: Plan) -> dict[str, Any]:
         **sizes,
         "versions": versions if plan.peers else {},
     }
-
-
-def _load_peers() -> None:
-    """Import the peers first, so that no import counts as a task's memory or time."""
-    loads = [peer.load for peer in PEERS] + [
-        partial(devinterp, "slt.sampler"),
-        partial(import_module, "linear_operator"),
-    ]
-    for load in loads:
-        with suppress(Exception), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            load()
 
 
 @contextmanager

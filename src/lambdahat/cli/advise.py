@@ -10,9 +10,9 @@ from typing import Any
 from lambdahat.cli.exits import code_of, foreign_output, require_writable, say
 from lambdahat.cli.loading import load_problem
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.options import ProblemChoices
+from lambdahat.cli.options import Output, ProblemChoices
 from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
-from lambdahat.randommatrix import Advice, BatchLevels, NoiseLevels, advise
+from lambdahat.randommatrix import Advice, NoiseLevels, advise
 from lambdahat.randommatrix.advice_rules import text
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import Estimate, write_atomically
@@ -24,33 +24,26 @@ ADVISED = ("advice", "batch", "value ± error", "95 % interval")
 
 
 def run_advise(
-    factory: str,
-    checkpoint: Path | None,
-    choices: ProblemChoices,
-    question: dict[str, Any],
-    out: Path | None,
-    as_json: bool,
-    quiet: bool,
+    factory: str, checkpoint: Path | None, choices: ProblemChoices, output: Output, **question: Any
 ) -> int:
     """Measure, advise, print and write; the exit code. ``question`` are arguments of ``advise``."""
-    require_writable(out)
+    require_writable(output.out)
     problem = load_problem(factory, choices, checkpoint)
-    with bars(quiet), foreign_output():
+    with bars(output.quiet), foreign_output():
         advice = advise(problem, **question)
     if choices.samples is not None:
         advice = replace(advice, cautions=(*advice.cautions, *mind_samples(advice)))
-    if out is not None:
-        _write(advice, out)
-    if as_json:
+    if output.out is not None:
+        _write(advice, output.out)
+    if output.as_json:
         print_json(document(advice))
-    elif not quiet:
+    elif not output.quiet:
         print(f"{advice.headline}\n")
         print_table(MEASURED, measurement_rows(advice), headline(advice))
         print()
         print_table(ADVISED, advice_rows(advice))
         print(f"\n{reasons(advice)}")
-        if out is not None:
-            print(f"written to {out}")
+        output.print_folder()
     if not advice.status.ok:
         say(f"eigenpairs: {advice.status.name}. {advice.status.value}")
     return code_of([advice.status])
@@ -60,11 +53,9 @@ def mind_samples(advice: Advice) -> list[str]:
     """Warn if batches are not far smaller than --samples, which the formulas take for all data."""
     total, cautions = advice.levels.population, []
     for size in (view.batch_size for view in advice.levels.views if view.batch_size > NEAR * total):
-        less = (
-            f"{1 / (1 - size / total):.2g} times the noise seen here"
-            if size < total
-            else "noise, and none is seen here"
-        )
+        less = "noise, and none is seen here"
+        if size < total:
+            less = f"{1 / (1 - size / total):.2g} times the noise seen here"
         cautions.append(
             f"a batch of {size:,} is {size / total:.0%} of the {total:,} samples taken, which count"
             f" as all data in b = B/(1 − B/N): with far more data it has {less}; take more"
@@ -91,9 +82,8 @@ def measurement_rows(advice: Advice) -> list[tuple[str, str, str]]:
         ]
     for view in levels.views:
         size = f"batches of {view.batch_size:,}"
-        rows.append(
-            ("λ₁", value_text(view.measured), f"{size}, standard deviation {view.spread:.2g}")
-        )
+        spread = f"{size}, standard deviation {view.spread:.2g}"
+        rows.append(("λ₁", value_text(view.measured), spread))
         if isinstance(levels, NoiseLevels):
             rows.append(("|φ̂₁ᵀφ₁|²", value_text(view.overlap), f"{size}, with all data"))
         rows += [
@@ -113,26 +103,18 @@ def _low_end(levels: NoiseLevels) -> tuple[str, str, str]:
 
 
 def advice_rows(advice: Advice) -> list[tuple[str, ...]]:
-    """One row for each recommendation."""
-    return [
-        (
-            each.name,
-            f"{each.batch_size:,}" if each.batch_size else "any",
-            _value_text(each.value),
-            _interval(each.value),
-        )
-        for each in advice.recommendations
-    ]
-
-
-def _value_text(value: Estimate) -> str:
-    """With two digits where the error is unknown: more would promise something."""
-    return text(value) if math.isnan(float(value.stderr)) else value_text(value)
-
-
-def _interval(value: Estimate) -> str:
-    low, high = value.interval()
-    return f"{low:.3g} to {high:.3g}" if low == low else "unknown"
+    """One row for each recommendation; a value of unknown error has two digits alone, for more
+    would promise something.
+    """
+    rows: list[tuple[str, ...]] = []
+    for each in advice.recommendations:
+        known = not math.isnan(float(each.value.stderr))
+        value = value_text(each.value) if known else text(each.value)
+        low, high = each.value.interval()
+        interval = "unknown" if math.isnan(low) else f"{low:.3g} to {high:.3g}"
+        batch = f"{each.batch_size:,}" if each.batch_size else "any"
+        rows.append((each.name, batch, value, interval))
+    return rows
 
 
 def reasons(advice: Advice) -> str:
@@ -147,16 +129,7 @@ def reasons(advice: Advice) -> str:
 def document(advice: Advice) -> dict[str, Any]:
     """Everything for --json."""
     levels = advice.levels
-    numbers = (
-        {}
-        if isinstance(levels, BatchLevels)
-        else {
-            "largest": levels.largest,
-            "smallest": levels.smallest,
-            "variance": levels.variance,
-            "tau2": levels.tau2,
-        }
-    )
+    names = ("largest", "smallest", "variance", "tau2") if isinstance(levels, NoiseLevels) else ()
     views = [
         {
             "batch_size": view.batch_size,
@@ -179,7 +152,7 @@ def document(advice: Advice) -> dict[str, Any]:
     return {
         "headline": advice.headline,
         "about": about,
-        "measured": {name: _pair(each) for name, each in numbers.items()},
+        "measured": {name: _pair(getattr(levels, name)) for name in names},
         "batches": views,
         "advice": advice.table(),
         "cautions": list(advice.cautions),
@@ -195,20 +168,11 @@ def _pair(value: Estimate) -> dict[str, float]:
 def _write(advice: Advice, folder: Path) -> None:
     """``advice.json``, ``table.txt``, ``table.md`` and ``advice.png``."""
     advice.save(folder / "advice.json")
-    title, why = headline(advice), reasons(advice)
-    plain = [
-        advice.headline,
-        text_table(MEASURED, measurement_rows(advice), title),
-        text_table(ADVISED, advice_rows(advice)),
-        why,
-    ]
-    marked = [
-        f"{advice.headline}\n",
-        f"{title}\n",
-        markdown_table(MEASURED, measurement_rows(advice)),
-        markdown_table(ADVISED, advice_rows(advice)),
-        why,
-    ]
+    title, why, rows = headline(advice), reasons(advice), advice_rows(advice)
+    first = measurement_rows(advice)
+    plain = [advice.headline, text_table(MEASURED, first, title), text_table(ADVISED, rows), why]
+    marked = [f"{advice.headline}\n", f"{title}\n", markdown_table(MEASURED, first)]
+    marked += [markdown_table(ADVISED, rows), why]
     write_atomically(folder / "table.txt", ("\n\n".join(plain) + "\n").encode())
     write_atomically(folder / "table.md", ("\n".join(marked) + "\n").encode())
     save_figure(plot(advice), folder / "advice.png")

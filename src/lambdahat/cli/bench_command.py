@@ -8,38 +8,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from lambdahat.bench import records
 from lambdahat.bench.plans import Plan
-from lambdahat.bench.records import (
-    OURS,
-    UNIT,
-    BenchResult,
-    BenchRow,
-    Regression,
-    failures,
-    merged,
-    regressions,
-    require_alike,
-)
 from lambdahat.bench.suite import describe_run, run
 from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
+from lambdahat.cli.options import Output
 from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
 
-HEADER = (
-    "work",
-    "case",
-    "by",
-    "ms",
-    "cost",
-    "ours / it",
-    "error",
-    "MiB",
-    "over limit",
-    "over machine",
-    "note",
-)
+HEADER: tuple[str, ...] = ("work", "case", "by", "ms", "cost", "ours / it", "error", "MiB")
+HEADER += ("over limit", "over machine", "note")
 NOTE = (
     "cost: in the unit of the task, its first row. ours / it: our cost over this one's; below 1 we"
     " are faster.\nerror: relative, against the exact answer. MiB: rise of the peak. over limit:"
@@ -48,73 +28,55 @@ NOTE = (
 )
 
 
-def run_bench(
-    plan: Plan,
-    only: str,
-    out: Path | None,
-    against: Path | None,
-    tolerance: float,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+def run_bench(plan: Plan, only: str, against: Path | None, tolerance: float, output: Output) -> int:
     """Measure, print and write; the exit code. ``against`` measures slower tasks once more."""
     _require_device(plan.device)
-    record = None if against is None else BenchResult.load(against)
+    record = None if against is None else records.BenchResult.load(against)
     if record is not None:
-        require_alike(describe_run(plan), record)
-    with bars(quiet):
+        records.require_alike(describe_run(plan), record)
+    out = output.out
+    with bars(output.quiet):
         outcome = run(plan, only, None if out is None else lambda result: _save(result, out))
-        slower = failures(outcome) if record is None else regressions(outcome, record, tolerance)
+        slower = (
+            records.failures(outcome)
+            if record is None
+            else records.regressions(outcome, record, tolerance)
+        )
         if slower and record is not None:
-            outcome = merged(outcome, run(plan, only))
-            slower = regressions(outcome, record, tolerance)
+            outcome = records.merged(outcome, run(plan, only))
+            slower = records.regressions(outcome, record, tolerance)
     if out is not None:
         write(outcome, out)
-    show(outcome, slower, as_json, quiet)
+    show(outcome, slower, output)
     for one in slower:
         say(str(one))
     return NOT_CONVERGED if slower else OK
 
 
-def show(result: BenchResult, slower: Sequence[Regression], as_json: bool, quiet: bool) -> None:
+def show(result: records.BenchResult, slower: Sequence[records.Regression], output: Output) -> None:
     """On standard output."""
-    if as_json:
-        print_json(
-            {
-                "about": result.about,
-                "rows": [_document(result, row) for row in result.rows],
-                "regressions": [asdict(one) for one in slower],
-            }
-        )
-    elif not quiet:
+    if output.as_json:
+        rows = [_document(result, row) for row in result.rows]
+        lost = [asdict(one) for one in slower]
+        print_json({"about": result.about, "rows": rows, "regressions": lost})
+    elif not output.quiet:
         print_table(HEADER, [as_row(result, row) for row in result.rows], headline(result))
         print(NOTE)
 
 
-def headline(result: BenchResult) -> str:
+def headline(result: records.BenchResult) -> str:
     """The machine in a line."""
     about = result.about
-    return (
-        f"{about['device']} ({about['chip']}), {about['threads']} threads, torch {about['torch']}"
-    )
+    device = f"{about['device']} ({about['chip']})"
+    return f"{device}, {about['threads']} threads, torch {about['torch']}"
 
 
-def as_row(result: BenchResult, row: BenchRow) -> tuple[str, ...]:
+def as_row(result: records.BenchResult, row: records.BenchRow) -> tuple[str, ...]:
     """One row in words."""
-    ratio = "" if row.by in (OURS, UNIT) else number(result.ratio(row))
-    return (
-        row.work,
-        row.case,
-        row.label,
-        number(1e3 * row.seconds),
-        number(row.cost),
-        ratio,
-        number(row.error),
-        number(row.memory),
-        number(row.over_limit),
-        number(row.over_machine),
-        row.note,
-    )
+    ratio = "" if row.by in (records.OURS, records.UNIT) else number(result.ratio(row))
+    costs = number(1e3 * row.seconds), number(row.cost), ratio
+    rest = (row.error, row.memory, row.over_limit, row.over_machine)
+    return row.work, row.case, row.label, *costs, *map(number, rest), row.note
 
 
 def number(value: float) -> str:
@@ -124,7 +86,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def findings(result: BenchResult) -> list[str]:
+def findings(result: records.BenchResult) -> list[str]:
     """What needs an explanation: faster peers, and results of ours far from their limit."""
     lines = [
         f"{row.label} is faster at {row.work} ({row.case}): ours takes {number(result.ratio(row))}"
@@ -138,7 +100,7 @@ def findings(result: BenchResult) -> list[str]:
     ]
 
 
-def write(result: BenchResult, folder: Path) -> None:
+def write(result: records.BenchResult, folder: Path) -> None:
     """``bench.json``, ``table.txt``, ``table.md`` and ``bench.png``."""
     _save(result, folder)
     rows = [as_row(result, row) for row in result.rows]
@@ -148,12 +110,12 @@ def write(result: BenchResult, folder: Path) -> None:
     save_figure(plot(result), folder / "bench.png")
 
 
-def _save(result: BenchResult, folder: Path) -> None:
+def _save(result: records.BenchResult, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     result.save(folder / "bench.json")
 
 
-def _document(result: BenchResult, row: BenchRow) -> dict[str, Any]:
+def _document(result: records.BenchResult, row: records.BenchRow) -> dict[str, Any]:
     extra = {
         "ours_over_it": result.ratio(row),
         "over_limit": row.over_limit,
@@ -171,6 +133,5 @@ def _require_device(device: str) -> None:
     if known == "cpu" and device != "cpu":
         raise InputError(f"--device must be cpu or cuda, got {device!r}; there is one cpu")
     if known == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "--device must be one that is there, got cuda, and torch sees no CUDA device"
-        )
+        came = "got cuda, and torch sees no CUDA device"
+        raise InputError(f"--device must be one that is there, {came}")

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lambdahat._core.check import require_choice
-from lambdahat.cli.exits import (
-    NAMELESS,
-    NOT_CONVERGED,
-    OK,
-    InputError,
-    one_line,
-    require_writable,
-    say,
-)
+from lambdahat.cli import exits
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.printing import print_json, print_table
 from lambdahat.data.catalogue import CATALOGUE, check, fetch, locate
@@ -41,7 +33,7 @@ def run_list(as_json: bool) -> int:
         print_table(
             LISTED, [(name, f"{n:,}", f"{m:,}", what, where) for name, (n, m), what, where in rows]
         )
-    return OK
+    return exits.OK
 
 
 def run_fetch(names: Sequence[str], folder: Path | None, mirror: str | None, quiet: bool) -> int:
@@ -49,18 +41,20 @@ def run_fetch(names: Sequence[str], folder: Path | None, mirror: str | None, qui
     for name in names:
         require_choice(name, "data set", CATALOGUE)
     if folder is None:
-        require_writable(roots()[0], "the folder of the data")
+        exits.require_writable(roots()[0], "the folder of the data")
     else:
-        require_writable(folder if folder == NAMELESS else folder.expanduser(), "--folder")
+        exits.require_writable(
+            folder if folder == exits.NAMELESS else folder.expanduser(), "--folder"
+        )
     for name in names:
         with bars(quiet):
             try:
                 place = fetch(name, folder, mirror)
             except ConnectionError as error:
-                raise InputError(one_line(error)) from None
+                raise exits.InputError(exits.one_line(error)) from None
         if not quiet:
             print(f"{name}: {place}")
-    return OK
+    return exits.OK
 
 
 def run_check(names: Sequence[str], folder: Path | None, as_json: bool, quiet: bool) -> int:
@@ -82,7 +76,7 @@ def run_check(names: Sequence[str], folder: Path | None, as_json: bool, quiet: b
         try:
             copy = check(name, folder)
         except (ValueError, OSError) as error:
-            wrong.append(f"{name}: {one_line(error)}")
+            wrong.append(f"{name}: {exits.one_line(error)}")
             rows.append((name, "missing" if isinstance(error, FileNotFoundError) else "wrong", ""))
         else:
             rows.append((name, UNPUBLISHED if copy.unpublished else "right", str(copy.folder)))
@@ -93,8 +87,8 @@ def run_check(names: Sequence[str], folder: Path | None, as_json: bool, quiet: b
     elif not quiet:
         print_table(CHECKED, rows) if rows else print("no data sets here")
     for line in (*wrong, *notes):
-        say(line)
-    return NOT_CONVERGED if wrong else OK
+        exits.say(line)
+    return exits.NOT_CONVERGED if wrong else exits.OK
 
 
 def _untold(files: Sequence[File]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,23 +73,17 @@ def show(
         print_json(document)
     elif not output.quiet:
         print_table(header, rows, title)
-        if output.out is not None:
-            print(f"written to {output.out}")
+        output.print_folder()
 
 
 def run_spectrum(
-    files: Sequence[Path],
-    reading: GraphReading,
-    moments: int,
-    probes: int | None,
-    seed: int,
-    output: Output,
+    files: Sequence[Path], reading: GraphReading, output: Output, **question: Any
 ) -> int:
     """The entropic spectrum of every file."""
     documents, rows, statuses = [], [], []
     for one in graphs_of(files, reading, output):
         with bars(output.quiet):
-            result = spectrum(one, moments, probes, seed)
+            result = spectrum(one, **question)
         write(output, f"spectrum-{one.name}", result)
         statuses.append(result.status)
         about = _about(one)
@@ -117,36 +112,19 @@ def run_spectrum(
                 result.status.name,
             )
         )
-    header = (
-        "graph",
-        "nodes",
-        "edges",
-        "components",
-        "isolated",
-        "entropy",
-        "5, 50, 95 % of λ",
-        "products",
-        "status",
-    )
-    show(output, documents, header, rows)
+    header = ["graph", "nodes", "edges", "components", "isolated", "entropy"]
+    show(output, documents, [*header, "5, 50, 95 % of λ", "products", "status"], rows)
     return code_of(statuses)
 
 
 def run_clusters(
-    files: Sequence[Path],
-    reading: GraphReading,
-    moments: int,
-    probes: int | None,
-    seed: int,
-    cut: float | None,
-    labels: bool,
-    output: Output,
+    files: Sequence[Path], reading: GraphReading, output: Output, **question: Any
 ) -> int:
     """The number of clusters of every file."""
     documents, rows, results = [], [], []
     for one in graphs_of(files, reading, output):
         with bars(output.quiet):
-            result = clusters(one, moments, probes, seed, cut, labels)
+            result = clusters(one, **question)
         write(output, f"clusters-{one.name}", result)
         results.append((one.name, result))
         documents.append({**_about(one), **_clusters_document(one, result)})
@@ -168,18 +146,8 @@ def run_clusters(
                 result.status.name,
             )
         )
-    header = (
-        "graph",
-        "nodes",
-        "clusters",
-        "λ*",
-        "gap",
-        "rivals",
-        "components",
-        "products",
-        "status",
-    )
-    show(output, documents, header, rows)
+    header = "graph | nodes | clusters | λ* | gap | rivals | components | products | status"
+    show(output, documents, header.split(" | "), rows)
     for name, result in results:
         if not result.status.ok:
             say(f"{name}: {result.status.name}. {result.status.value}")
@@ -187,17 +155,12 @@ def run_clusters(
 
 
 def run_similarity(
-    files: Sequence[Path],
-    reading: GraphReading,
-    moments: int,
-    probes: int | None,
-    seed: int,
-    output: Output,
+    files: Sequence[Path], reading: GraphReading, output: Output, **question: Any
 ) -> int:
     """The divergences between the files' spectra."""
     compared = list(graphs_of(files, reading, output))
     with bars(output.quiet):
-        result = similarity(compared, moments, probes, seed)
+        result = similarity(compared, **question)
     write(output, "similarity", result)
     order = result.order()
     header = ("", *(result.names[i] for i in order))
@@ -215,16 +178,12 @@ def run_similarity(
 def run_fit(
     files: Sequence[Path],
     reading: GraphReading,
-    model: str | None,
-    moments: int | None,
-    draws: int | None,
-    size: int | None,
-    seed: int,
     output: Output,
+    model: str | None,
+    **question: int | None,
 ) -> int:
     """Fit one random model to every file, or all models, and name the nearest."""
-    given: dict[str, Any] = {"moments": moments, "draws": draws, "size": size, "seed": seed}
-    given = {name: value for name, value in given.items() if value is not None}
+    given: Any = {name: value for name, value in question.items() if value is not None}
     documents, rows = [], []
     for one in graphs_of(files, reading, output):
         with bars(output.quiet):
@@ -259,10 +218,7 @@ def _about(one: Graph) -> dict[str, Any]:
 
 
 def _clusters_document(one: Graph, result: Clusters) -> dict[str, Any]:
-    gaps = [
-        {"count": gap.count, "cut": gap.cut, "low": gap.low, "high": gap.high, "weight": gap.weight}
-        for gap in result.gaps
-    ]
+    gaps = [asdict(gap) for gap in result.gaps]
     labels = None
     if result.labels is not None:
         names = range(len(one)) if one.names is None else one.names

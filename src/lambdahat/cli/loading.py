@@ -18,14 +18,7 @@ from lambdahat.cli.exits import FactoryError, InputError, foreign_output, one_li
 from lambdahat.cli.options import ProblemChoices
 from lambdahat.problem import Problem
 from lambdahat.problem.network import named_tensors
-from lambdahat.training.checkpoints import (
-    WHICH,
-    is_run_folder,
-    load_run,
-    read_recipe,
-    read_tensors,
-    weights,
-)
+from lambdahat.training import checkpoints
 
 UNCHANGED = ProblemChoices()
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -52,16 +45,15 @@ def load_problem(
         problem = _rebuilt(problem, choices.device, choices.dtype, choices.norm)
     if choices.samples is None:
         return problem
-    require_count(
-        choices.samples, "--samples", 1, problem.num_samples, "leave it out for all of the data"
-    )
+    cure = "leave it out for all of the data"
+    require_count(choices.samples, "--samples", 1, problem.num_samples, cure)
     return problem.subsample(choices.samples, seed=choices.seed)
 
 
 def _run_problem(folder: str) -> Problem:
     """The problem of a run; what is wrong with its recipe is said of the file that it is in."""
     try:
-        return load_run(folder)
+        return checkpoints.load_run(folder)
     except FileNotFoundError:
         raise
     except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as error:
@@ -73,13 +65,13 @@ def _run_problem(folder: str) -> Problem:
 def held_out_data(spec: str, factory: str) -> Any:
     """What ``--held-out`` names: a function's data or problem, or "test" of a run folder."""
     if spec == "test" and Path(factory).is_dir():
-        return read_recipe(factory).split().test
+        return checkpoints.read_recipe(factory).split().test
     return call_factory(spec, "--held-out")
 
 
 def _within(run: str, checkpoint: Path) -> Path:
     """A checkpoint of the run by its name, such as "best", or a file as it is."""
-    named = str(checkpoint) in (*WHICH, "averaged") and not checkpoint.exists()
+    named = str(checkpoint) in (*checkpoints.WHICH, "averaged") and not checkpoint.exists()
     if named and str(checkpoint) == "averaged":
         return Path(run) / "averaged.safetensors"
     return Path(run) / "checkpoints" / str(checkpoint) if named else checkpoint
@@ -89,43 +81,30 @@ def call_factory(spec: str, option: str = "FACTORY") -> Any:
     """Call ``package.module:attribute``, which may lie in the current directory."""
     module_name, colon, attribute = spec.partition(":")
     if module_name.endswith(".py"):
-        instead = (
-            module_name.removesuffix(".py").replace("/", ".") + ":" + (attribute or "make_problem")
-        )
-        raise InputError(
-            f"{option} must be module:function, got the file {spec!r}; write {instead}"
-        )
+        place = module_name.removesuffix(".py").replace("/", ".")
+        cure = f"write {place}:{attribute or 'make_problem'}"
+        raise InputError(f"{option} must be module:function, got the file {spec!r}; {cure}")
     if not (module_name and colon and attribute):
-        raise InputError(
-            f"{option} must be module:function, got {spec!r}; for example:"
-            " package.module:make_problem"
-        )
+        cure = "for example: package.module:make_problem"
+        raise InputError(f"{option} must be module:function, got {spec!r}; {cure}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         with foreign_output():
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        ours = error.name is not None and (
-            module_name == error.name or module_name.startswith(error.name + ".")
-        )
-        where = (
-            "the current directory and the Python path were searched"
-            if ours
-            else f"imported by {module_name}"
-        )
+        where = f"imported by {module_name}"
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            where = "the current directory and the Python path were searched"
         raise InputError(f"{option}: no module named {error.name!r}; {where}") from error
     except (Exception, SystemExit) as error:
         raise FactoryError(f"{option}: importing {module_name}") from error
     if not hasattr(module, attribute):
-        names = sorted(
-            name for name in vars(module) if callable(getattr(module, name)) and name[0] != "_"
-        )
+        names = [name for name in vars(module) if callable(getattr(module, name))]
+        names = sorted(name for name in names if name[0] != "_")
         near = did_you_mean(attribute, names)
-        raise InputError(
-            f"{option}: module {module_name} has no {attribute!r}; it has"
-            f" {', '.join(names) or 'no functions'}" + (f"; {near}" if near else "")
-        )
+        known = f"it has {', '.join(names) or 'no functions'}" + (f"; {near}" if near else "")
+        raise InputError(f"{option}: module {module_name} has no {attribute!r}; {known}")
     factory = getattr(module, attribute)
     if not callable(factory):
         raise InputError(f"{option}: {spec} must be a function, got {type(factory).__name__}")
@@ -142,38 +121,31 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Tensor]:
 
     A run folder gives its newest weights; "best" or "last" in its folder of checkpoints those.
     """
-    if path.is_dir() and is_run_folder(path):
-        return weights(path)
-    if path.parent.name == "checkpoints" and path.name in WHICH:
-        return weights(path.parent.parent, path.name)
+    if path.is_dir() and checkpoints.is_run_folder(path):
+        return checkpoints.weights(path)
+    if path.parent.name == "checkpoints" and path.name in checkpoints.WHICH:
+        return checkpoints.weights(path.parent.parent, path.name)
     if not path.is_file():
         raise InputError(f"{option}: no such file: {path}")
     try:
         if path.suffix == ".safetensors":
-            return read_tensors(path)
+            return checkpoints.read_tensors(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         cure = "save model.state_dict() with torch.save, or with safetensors"
-        cause = one_line(error)
-        cause = (
-            "it holds other things than tensors, or is damaged"
-            if "weights_only" in cause
-            else cause[:120]
-        )
+        cause = one_line(error)[:120]
+        if "weights_only" in one_line(error):
+            cause = "it holds other things than tensors, or is damaged"
         raise InputError(f"{option}: {path} is not a state dict ({cause}); {cure}") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]
-    if not (
-        isinstance(stored, Mapping)
-        and stored
-        and all(isinstance(value, Tensor) for value in stored.values())
-    ):
-        raise InputError(
-            f"{option}: {path} must hold a dict of name to tensor; save model.state_dict()"
-        )
+    values = list(stored.values()) if isinstance(stored, Mapping) else []
+    if not values or not all(isinstance(value, Tensor) for value in values):
+        cure = "save model.state_dict()"
+        raise InputError(f"{option}: {path} must hold a dict of name to tensor; {cure}")
     return {str(name).removeprefix("module."): tensor for name, tensor in stored.items()}
 
 
@@ -204,11 +176,10 @@ def _require_same_names(
     missing = [name for name in expected if name not in state]
     unexpected = [name for name in state if name not in expected]
     if missing or unexpected:
-        parts = [
-            f"{label} {_some(names)}"
-            for label, names in (("lacks", missing), ("has unknown", unexpected))
-            if names
-        ]
+        parts = []
+        for label, names in (("lacks", missing), ("has unknown", unexpected)):
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            parts += [f"{label} {', '.join(names[:4])}{more}"] if names else []
         raise InputError(f"{option}: {path} {' and '.join(parts)}; is it of this model?")
     for name, tensor in expected.items():
         if state[name].shape != tensor.shape:
@@ -216,22 +187,19 @@ def _require_same_names(
             raise InputError(f"{option}: {name} must {shapes} in {path}")
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
 def _rebuilt(problem: Problem, device: str | None, dtype: str | None, norm: str | None) -> Problem:
     """The same model, loss and batches as a new problem."""
     model = problem.model
     if model is None:
-        raise InputError(
-            "--device, --dtype and --norm need a problem made of a model, got one made by"
-            " from_function; set them in the factory"
-        )
+        came = "got one made by from_function; set them in the factory"
+        raise InputError(f"--device, --dtype and --norm need a problem made of a model, {came}")
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if device is not None:
-        _require_device(device)
+    try:
+        torch.device(problem.device if device is None else device)
+    except RuntimeError as error:
+        expected = 'be a device that torch knows, such as "cpu" or "cuda"'
+        raise InputError(f"--device must {expected}, got {device!r}") from error
     return Problem(
         model,
         problem.loss_function or "model",
@@ -241,15 +209,6 @@ def _rebuilt(problem: Problem, device: str | None, dtype: str | None, norm: str 
         device=device or problem.device,
         dtype=_cast_of(problem, model) if dtype is None else DTYPES[dtype],
     )
-
-
-def _require_device(device: str) -> None:
-    try:
-        torch.device(device)
-    except RuntimeError as error:
-        raise InputError(
-            f'--device must be a device that torch knows, such as "cpu" or "cuda", got {device!r}'
-        ) from error
 
 
 def _cast_of(problem: Problem, model: nn.Module) -> torch.dtype | None:

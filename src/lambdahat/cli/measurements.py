@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,31 +13,10 @@ import torch
 
 from lambdahat._core.progress import progress
 from lambdahat._measure import compare, measure, quantity_names
-from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings
-from lambdahat.cli.exits import (
-    OK,
-    InputError,
-    code_of,
-    foreign_output,
-    own_folder,
-    rank,
-    require_writable,
-    say,
-)
+from lambdahat.cli import exits, printing
 from lambdahat.cli.loading import load_problem
-from lambdahat.cli.options import ProblemChoices
-from lambdahat.cli.printing import (
-    NOTE,
-    leaves,
-    markdown_table,
-    print_json,
-    print_table,
-    remedies,
-    settings_text,
-    statuses,
-    table_of,
-    text_table,
-)
+from lambdahat.cli.options import Output, ProblemChoices
+from lambdahat.estimators.quantities import CURVATURES, QUANTITIES, MeasureSettings
 from lambdahat.krylov import random_vector
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import Curvature
@@ -56,20 +35,18 @@ def run_measure(
     choices: ProblemChoices,
     what: Sequence[str],
     settings: MeasureSettings,
-    out: Path | None,
     vectors: bool,
-    as_json: bool,
+    output: Output,
     dry_run: bool,
-    quiet: bool,
 ) -> int:
     """Measure, print and write; the exit code."""
     names = quantity_names(what)
-    if rank() == 0 and not dry_run:
-        require_writable(out)
+    if exits.rank() == 0 and not dry_run:
+        exits.require_writable(output.out)
     problem = load_problem(factory, choices, checkpoint)
     if dry_run:
-        return _predict(problem, names, settings, as_json)
-    with bars(quiet), foreign_output(), own_folder(out) as folder:
+        return _predict(problem, names, settings, output.as_json)
+    with bars(output.quiet), exits.foreign_output(), exits.own_folder(output.out) as folder:
         measurement = measure(
             problem,
             names,
@@ -82,67 +59,57 @@ def run_measure(
             folder=folder,
             keep_vectors=vectors,
         )
-    if rank() == 0:
-        if out is not None:
-            write_tables(measurement, out)
-            write_figures(measurement, out)
-        show(measurement, out, as_json, quiet)
-    return code_of(statuses(measurement))
+    if exits.rank() == 0:
+        if output.out is not None:
+            write_tables(measurement, output.out)
+            # `measurement.png`, and one figure for every result that is more than a number
+            save_figure(plot(measurement), output.out / "measurement.png", dpi=110)
+            for name, result in printing.leaves(measurement.results):
+                if not is_number(result):
+                    save_figure(plot(result), output.out / f"{name}.png")
+        show(measurement, output)
+    return exits.code_of(printing.statuses(measurement))
 
 
 def run_compare(
     factory: str,
     checkpoints: Sequence[str],
     choices: ProblemChoices,
-    question: Mapping[str, Any],
-    out: Path | None,
-    as_json: bool,
-    quiet: bool,
+    output: Output,
+    **question: Any,
 ) -> int:
     """Compare the checkpoints, print and write; the exit code."""
-    require_writable(out)
+    out = output.out
+    exits.require_writable(out)
     problems = {
         name: [load_problem(factory, choices, path, "CHECKPOINTS") for path in paths]
         for name, paths in named_checkpoints(checkpoints).items()
     }
-    with bars(quiet), foreign_output():
+    with bars(output.quiet), exits.foreign_output():
         comparison = compare(problems, **question)
     header = ("quantity", "name", "value ± error", "seeds", "status")
-    rows = [
-        (
-            row["quantity"],
-            row["name"],
-            value_text(Estimate(row["value"], row["stderr"])),
-            str(row["n"]),
-            row["status"],
-        )
-        for row in comparison.table()
-    ]
-    title = settings_text(comparison.settings)
+    rows = []
+    for row in comparison.table():
+        value = value_text(Estimate(row["value"], row["stderr"]))
+        rows.append((row["quantity"], row["name"], value, str(row["n"]), row["status"]))
+    title = printing.settings_text(comparison.settings)
     if out is not None:
         comparison.save(out / "comparison.json")
-        text = text_table(header, rows, title)
+        text = printing.text_table(header, rows, title)
         write_atomically(out / "table.txt", f"{text}\n".encode())
         save_figure(plot(comparison), out / "comparison.png", dpi=110)
-    if as_json:
-        print_json({"settings": dict(comparison.settings), "results": comparison.table()})
-    elif not quiet:
-        print_table(header, rows, title)
-        several = any(
-            len(each) > 1 for part in comparison.readings.values() for each in part.values()
-        )
-        print("± is one standard error over the seeds." if several else NOTE)
-        if out is not None:
-            print(f"written to {out}")
-    every = [
-        one.status
-        for part in comparison.readings.values()
-        for each in part.values()
-        for one in each
-    ]
+    measured = [each for part in comparison.readings.values() for each in part.values()]
+    if output.as_json:
+        printing.print_json({"settings": dict(comparison.settings), "results": comparison.table()})
+    elif not output.quiet:
+        printing.print_table(header, rows, title)
+        several = any(len(each) > 1 for each in measured)
+        print("± is one standard error over the seeds." if several else printing.NOTE)
+        output.print_folder()
+    every = [one.status for each in measured for one in each]
     for status in dict.fromkeys(status for status in every if not status.ok):
-        say(f"{status.name}: {status.value}")
-    return code_of(every)
+        exits.say(f"{status.name}: {status.value}")
+    return exits.code_of(every)
 
 
 def named_checkpoints(words: Sequence[str]) -> dict[str, list[Path]]:
@@ -151,28 +118,25 @@ def named_checkpoints(words: Sequence[str]) -> dict[str, list[Path]]:
     for word in words:
         name, equals, files = word.partition("=")
         paths = [Path(part) for part in (files if equals else word).split(",") if part]
-        name = name if equals else _stem(paths[0]) if paths else ""
+        if not equals and paths:
+            name = paths[0].stem if paths[0].suffix else paths[0].name
         if not name or not paths or name in named:
-            raise InputError(
+            raise exits.InputError(
                 f"CHECKPOINTS must be FILE or NAME=FILE with a name each, got {word!r}"
                 + (f", a second {name!r}; write NAME={word}" if name in named else "")
             )
         named[name] = paths
     if len(named) < 2:
-        raise InputError(
+        raise exits.InputError(
             f"CHECKPOINTS must be two or more, got {len(named)}; for one, use lambdahat measure"
         )
     return named
 
 
-def _stem(path: Path) -> str:
-    return path.stem if path.suffix else path.name
-
-
 @contextmanager
 def bars(quiet: bool) -> Iterator[None]:
     """Show progress bars on the first rank if standard error is a terminal, unless ``quiet``."""
-    if quiet or rank():
+    if quiet or exits.rank():
         yield
     else:
         with progress():
@@ -191,56 +155,46 @@ def headline(measurement: Measurement) -> str:
 def coefficient_line(name: str, coefficient: LearningCoefficient) -> str:
     """The learning coefficient with its error, what it depends on, and its status."""
     label = "λ̂" if name == "llc" else f"λ̂ ({name})"
-    at = settings_text(number_rows({name: coefficient})[0])
+    at = printing.settings_text(number_rows({name: coefficient})[0])
     return f"{label} = {value_text(coefficient)} at {at} [{coefficient.status.name}]"
 
 
-def show(measurement: Measurement, out: Path | None, as_json: bool, quiet: bool) -> None:
+def show(measurement: Measurement, output: Output) -> None:
     """The table, or the JSON document, on standard output; remedies on standard error."""
-    if as_json:
-        place = {} if out is None else {"folder": str(out)}
-        print_json({"about": measurement.about, "results": measurement.table(), **place})
-    elif not quiet:
-        for name, result in leaves(measurement.results):
+    if output.as_json:
+        place = {} if output.out is None else {"folder": str(output.out)}
+        printing.print_json({"about": measurement.about, "results": measurement.table(), **place})
+    elif not output.quiet:
+        for name, result in printing.leaves(measurement.results):
             if isinstance(result, LearningCoefficient):
                 print(coefficient_line(name, result))
-        print_table(*table_of(measurement), headline(measurement))
-        print(NOTE)
-        if out is not None:
-            print(f"written to {out}")
-    for line in remedies(measurement):
-        say(line)
+        printing.print_table(*printing.table_of(measurement), headline(measurement))
+        print(printing.NOTE)
+        output.print_folder()
+    for line in printing.remedies(measurement):
+        exits.say(line)
 
 
 def write_tables(measurement: Measurement, folder: Path) -> None:
     """``table.txt`` and ``table.md``."""
-    (header, rows), title = table_of(measurement), headline(measurement)
-    write_atomically(folder / "table.txt", f"{text_table(header, rows, title)}\n{NOTE}\n".encode())
-    write_atomically(
-        folder / "table.md", f"{title}\n\n{markdown_table(header, rows)}\n{NOTE}\n".encode()
-    )
-
-
-def write_figures(measurement: Measurement, folder: Path) -> None:
-    """``measurement.png``, and one figure for every result that is more than a number."""
-    save_figure(plot(measurement), folder / "measurement.png", dpi=110)
-    for name, result in leaves(measurement.results):
-        if not is_number(result):
-            save_figure(plot(result), folder / f"{name}.png")
+    (header, rows), title = printing.table_of(measurement), headline(measurement)
+    plain, marked = printing.text_table(header, rows, title), printing.markdown_table(header, rows)
+    write_atomically(folder / "table.txt", f"{plain}\n{printing.NOTE}\n".encode())
+    write_atomically(folder / "table.md", f"{title}\n\n{marked}\n{printing.NOTE}\n".encode())
 
 
 def _predict(
     problem: Problem, names: Sequence[str], settings: MeasureSettings, as_json: bool
 ) -> int:
-    with foreign_output():
+    with exits.foreign_output():
         first, rows = forecast(problem, names, settings)
-    if rank():
-        return OK
+    if exits.rank():
+        return exits.OK
     if as_json:
-        print_json({**asdict(first), "forecast": [asdict(row) for row in rows]})
+        printing.print_json({**asdict(first), "forecast": [asdict(row) for row in rows]})
     else:
-        print_table(FORECAST_HEADER, [row.row() for row in rows], str(first))
-    return OK
+        printing.print_table(FORECAST_HEADER, [row.row() for row in rows], str(first))
+    return exits.OK
 
 
 @dataclass(frozen=True)
@@ -261,19 +215,13 @@ class CostForecast:
 
     def row(self) -> tuple[str, str, str, str]:
         """In words."""
+        memory = size(self.vectors_bytes)
         if self.most == 0:
-            return self.quantity, "0, closed form", "a few gradients", size(self.vectors_bytes)
-        products = (
-            f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
-        )
+            return self.quantity, "0, closed form", "a few gradients", memory
+        products = " to ".join(dict.fromkeys([f"{self.fewest:,}", f"{self.most:,}"]))
         products += "" if self.unit == "products" else f" {self.unit}"
-        low, high = duration(self.seconds_fewest), duration(self.seconds_most)
-        return (
-            self.quantity,
-            products,
-            low if low == high else f"{low} to {high}",
-            size(self.vectors_bytes),
-        )
+        seconds = map(duration, (self.seconds_fewest, self.seconds_most))
+        return self.quantity, products, " to ".join(dict.fromkeys(seconds)), memory
 
 
 @dataclass(frozen=True)
@@ -329,14 +277,11 @@ def forecast(
 
 def _one_gradient(problem: Problem, samples: int, seed: int) -> float:
     """Seconds of a gradient on so many samples, the second of two."""
-    part = (
-        problem.subsample(samples, seed)
-        if samples < problem.num_samples and problem.norm != "train"
-        else problem
-    )
+    if samples < problem.num_samples and problem.norm != "train":
+        problem = problem.subsample(samples, seed)
     for _ in range(2):
         start = time.perf_counter()
-        float(part.gradient().norm())  # a number, so that a GPU has finished
+        float(problem.gradient().norm())  # a number, so that a GPU has finished
     return time.perf_counter() - start
 
 

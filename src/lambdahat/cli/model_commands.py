@@ -11,29 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from lambdahat._core.check import require_choice
+from lambdahat.cli import options
 from lambdahat.cli.exits import InputError
-from lambdahat.cli.options import (
-    CHECKPOINT,
-    CURVATURE,
-    DEPTH,
-    DRY_RUN,
-    FACTORY,
-    JSON,
-    KEPT,
-    OUT,
-    PROBLEM,
-    QUIET,
-    CurvatureChoice,
-    Lines,
-    ProblemChoices,
-    SamplingChoices,
-    argument,
-    known_names,
-    names_completion,
-    option,
-    option_group,
-    out_option,
-)
 
 HEAD = '''"""The problem for `lambdahat measure {module}:make_problem`.
 
@@ -103,8 +82,8 @@ ProblemKind = StrEnum("ProblemKind", "plain images transformers")
 
 
 def init(
-    file: Path = argument("Python file to write.", Path("problem.py"), "FILE"),
-    kind: ProblemKind = option(
+    file: Path = options.argument("Python file to write.", Path("problem.py"), "FILE"),
+    kind: ProblemKind = options.option(
         "plain, images (torchvision) or transformers (Hugging Face).", ProblemKind.plain
     ),
 ) -> None:
@@ -113,10 +92,8 @@ def init(
 
     module = file.stem
     if file.suffix != ".py" or not module.isidentifier():
-        raise InputError(
-            f"FILE must be a Python module such as problem.py, got {str(file)!r}; use letters,"
-            " digits and underscores"
-        )
+        cure = f"got {str(file)!r}; use letters, digits and underscores"
+        raise InputError(f"FILE must be a Python module such as problem.py, {cure}")
     if file.exists():
         raise InputError(f"FILE must be a new file, got {file}, which exists; name another")
     if not file.parent.is_dir():
@@ -128,127 +105,117 @@ def init(
 
 def measure(
     *,
-    factory: str = FACTORY,
-    what: str = option(
+    factory: str = options.FACTORY,
+    what: str = options.option(
         "Quantities, such as llc,trace; an unknown name lists all.",
         "trace,eigenpairs,spectrum",
         "NAMES",
         complete="quantity",
     ),
-    curvature: CurvatureChoice = CURVATURE,
-    depth: int = DEPTH,
-    probes: int = option("Random probes of the spectrum.", 1, min=1),
-    top: int = option("Number of eigenpairs.", 10, min=1),
-    vectors: bool = option("Also keep the eigenvectors.", False),
-    checkpoint: Path | None = CHECKPOINT,
-    choices: ProblemChoices,
-    sampling: SamplingChoices,
-    out: Path | None = KEPT,
-    as_json: bool = JSON,
-    dry_run: bool = DRY_RUN,
-    quiet: bool = QUIET,
+    curvature: options.CurvatureChoice = options.CURVATURE,
+    depth: int = options.DEPTH,
+    probes: int = options.option("Random probes of the spectrum.", 1, min=1),
+    top: int = options.option("Number of eigenpairs.", 10, min=1),
+    vectors: bool = options.option("Also keep the eigenvectors.", False),
+    checkpoint: Path | None = options.CHECKPOINT,
+    choices: options.ProblemChoices,
+    sampling: options.SamplingChoices,
+    output: options.Output = options.KEPT,
+    dry_run: bool = options.DRY_RUN,
 ) -> int:
     """Measure curvature and the learning coefficient, with errors."""
-    names = _split_names(what, known_names("quantity"))
-    from lambdahat._quantities import MeasureSettings
+    names = _split_names(what, options.known_names("quantity"))
     from lambdahat.cli.measurements import run_measure
+    from lambdahat.estimators.quantities import MeasureSettings
 
     settings = MeasureSettings(curvature, depth, probes, top, choices.seed, sampling.given())
-    return run_measure(
-        factory, checkpoint, choices, names, settings, out, vectors, as_json, dry_run, quiet
-    )
+    question = (names, settings, vectors)
+    return run_measure(factory, checkpoint, choices, *question, output, dry_run)
 
 
-COMPARED = names_completion("quantity", "eigenvalues", "loss")
+COMPARED = options.names_completion("quantity", "eigenvalues", "loss")
 
 
 def compare(
     *,
-    factory: str = FACTORY,
-    checkpoints: list[str] = argument(
+    factory: str = options.FACTORY,
+    checkpoints: list[str] = options.argument(
         "Two or more: FILE or NAME=FILE; NAME=FILE,FILE,… for seeds.", ..., "CHECKPOINTS..."
     ),
-    what: str = option(
+    what: str = options.option(
         "Comma-separated; an unknown name lists all.",
         "llc,trace,eigenvalues,loss",
         "NAMES",
         complete=COMPARED,
     ),
-    curvature: CurvatureChoice = CURVATURE,
-    top: int = option("Number of eigenvalues.", 3, min=1),
-    choices: ProblemChoices,
-    sampling: SamplingChoices,
-    out: Path | None = out_option("Folder for the comparison, its table and its figure."),
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    curvature: options.CurvatureChoice = options.CURVATURE,
+    top: int = options.option("Number of eigenvalues.", 3, min=1),
+    choices: options.ProblemChoices,
+    sampling: options.SamplingChoices,
+    output: options.Output = options.out_option(
+        "Folder for the comparison, its table and its figure."
+    ),
 ) -> int:
     """Compare checkpoints at the same nβ and γ, with errors."""
-    names = _split_names(what, (*known_names("quantity"), "eigenvalues", "loss"))
+    names = _split_names(what, (*options.known_names("quantity"), "eigenvalues", "loss"))
     from lambdahat.cli.measurements import run_compare
 
-    question = {
-        "what": names,
-        "curvature": curvature,
-        "top": top,
-        "seed": choices.seed,
-        "sampling": sampling.given(),
-    }
-    return run_compare(factory, checkpoints, choices, question, out, as_json, quiet)
+    question = {"curvature": curvature, "top": top, "seed": choices.seed, "what": names}
+    question["sampling"] = sampling.given()
+    return run_compare(factory, checkpoints, choices, output, **question)
 
 
 def landscape(
     *,
-    factory: str = FACTORY,
-    lines: Lines,
-    checkpoint: Path | None = CHECKPOINT,
-    held_out: str | None = option(
-        'module:function with held-out data; "test" of a run.', panel=PROBLEM
+    factory: str = options.FACTORY,
+    lines: options.Lines,
+    checkpoint: Path | None = options.CHECKPOINT,
+    held_out: str | None = options.option(
+        'module:function with held-out data; "test" of a run.', panel=options.PROBLEM
     ),
-    choices: ProblemChoices,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
-    dry_run: bool = DRY_RUN,
-    quiet: bool = QUIET,
+    choices: options.ProblemChoices,
+    output: options.Output,
+    dry_run: bool = options.DRY_RUN,
 ) -> int:
     """Draw the loss along Ritz vectors or random directions."""
     from lambdahat.cli.lines import run_landscape
 
-    return run_landscape(
-        factory, checkpoint, choices, lines, held_out, out, as_json, dry_run, quiet
-    )
+    return run_landscape(factory, checkpoint, choices, lines, held_out, output, dry_run)
 
 
-@option_group
+@options.option_group
 class AdviceChoices:
     """The optimiser that advice is for, and how much is measured."""
 
-    optimizer: str = option("Optimiser; an unknown name lists all.", "sgd")
-    batch_size: int | None = option("Current batch size.", shown="128, or all data", min=1)
-    new_batch_size: int | None = option("Batch size to move to.", min=1)
-    learning_rate: float | None = option("Learning rate in use at --batch-size.")
-    momentum: float | None = option("Of sgd, momentum, nesterov.", shown="0, 0.9, 0.9")
-    batches: int | None = option("Batches to measure per size.", shown="10 to 30", min=2)
-    variance_samples: int | None = option("Samples for variances.", shown="at most 1,024", min=2)
-    steps: int = option("Find the largest stable rate by N steps of training.", 0, min=0)
-    factor: float | None = option("With --steps: a loss below X times the first is stable.")
+    optimizer: str = options.option("Optimiser; an unknown name lists all.", "sgd")
+    batch_size: int | None = options.option("Current batch size.", shown="128, or all data", min=1)
+    new_batch_size: int | None = options.option("Batch size to move to.", min=1)
+    learning_rate: float | None = options.option("Learning rate in use at --batch-size.")
+    momentum: float | None = options.option("Of sgd, momentum, nesterov.", shown="0, 0.9, 0.9")
+    batches: int | None = options.option("Batches to measure per size.", shown="10 to 30", min=2)
+    variance_samples: int | None = options.option(
+        "Samples for variances.", shown="at most 1,024", min=2
+    )
+    steps: int = options.option("Find the largest stable rate by N steps of training.", 0, min=0)
+    factor: float | None = options.option("With --steps: a loss below X times the first is stable.")
 
 
 def advise(
     *,
-    factory: str = FACTORY,
+    factory: str = options.FACTORY,
     question: AdviceChoices,
-    checkpoint: Path | None = CHECKPOINT,
-    choices: ProblemChoices,
-    out: Path | None = out_option("Folder for the result, its tables and its figure."),
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    checkpoint: Path | None = options.CHECKPOINT,
+    choices: options.ProblemChoices,
+    output: options.Output = options.out_option(
+        "Folder for the result, its tables and its figure."
+    ),
 ) -> int:
     """Recommend learning rate, batch size and damping, with reasons."""
     from lambdahat.cli.advise import run_advise
 
     asked = asdict(question) | {"seed": choices.seed}
     asked["samples"] = asked.pop("variance_samples")
-    return run_advise(factory, checkpoint, choices, asked, out, as_json, quiet)
+    return run_advise(factory, checkpoint, choices, output, **asked)
 
 
 def _split_names(what: str, known: tuple[str, ...]) -> list[str]:

@@ -33,7 +33,7 @@ REGISTRIES = {
     "kernel": ("sampling.kernels", "KERNELS", "sampling/kernels/*.py", "register"),
     "model": ("models", "MODELS", "models/*.py", "register_model"),
     "optimizer": ("optim.registry", "OPTIMIZERS", "optim/*.py", "register_optimizer"),
-    "quantity": ("_quantities", "QUANTITIES", "_quantities.py", ""),
+    "quantity": ("_measure", "QUANTITIES", "estimators/*.py singular/*.py", "quantity"),
     "regularizer": ("optim.registry", "REGULARIZERS", "optim/*.py", "register_regularizer"),
     "schedule": ("optim.schedules", "SCHEDULES", "optim/schedules.py", ""),
     "tracker": ("training.trackers", "TRACKERS", "training/*trackers.py", "register"),
@@ -55,22 +55,27 @@ def names_in_source(kind: str) -> tuple[str, ...]:
     """The names that the source files of a registry give it: dictionary keys and decorators."""
     _, registry, pattern, decorator = REGISTRIES[kind]
     names: dict[str, None] = {}
-    for path in sorted(LIBRARY.glob(pattern)):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names |= dict.fromkeys(_registrations(node, registry, decorator))
+    for path in sorted(path for part in pattern.split() for path in LIBRARY.glob(part)):
+        source = path.read_text(encoding="utf-8")
+        if kind != "tracker":  # a decorator of something, or its call on what is defined elsewhere
+            found = re.findall(rf'^@?{decorator}\(\s*"([^"]+)"', source, re.MULTILINE)
+            names |= dict.fromkeys(found if decorator else ())
+        # parsing takes ten times as long
+        if kind == "tracker" or re.search(rf"^{registry}\b.* = {{", source, re.MULTILINE):
+            for node in ast.parse(source).body:
+                names |= dict.fromkeys(_registrations(node, registry, decorator))
     return tuple(names)
 
 
 def _registrations(node: ast.AST, registry: str, decorator: str) -> Iterator[str]:
+    """Keys of a registry written as a dictionary; the name and the columns of a tracker."""
     if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
         if ast.unparse(target) == registry:
             yield from (ast.literal_eval(key) for key in node.value.keys if key)
     for mark in getattr(node, "decorator_list", ()):
         if isinstance(mark, ast.Call) and ast.unparse(mark.func) == decorator:
-            # a tracker has the name of its class and of further columns, all others one name
-            count = len(mark.args) if decorator == "register" else 1
-            yield from (ast.literal_eval(word) for word in mark.args[:count])
+            yield from (ast.literal_eval(word) for word in mark.args)
             for part in getattr(node, "body", ()):
                 if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "name":
                     yield ast.literal_eval(part.value)
@@ -279,11 +284,16 @@ CURVATURE = option("hessian, ggn, fisher, empirical_fisher or covariance.", Curv
 
 @option_group
 class Output:
-    """Where results go."""
+    """Where results go. A command may declare an --out of its own as the default of the group."""
 
     out: Path | None = OUT
     as_json: bool = JSON
     quiet: bool = QUIET
+
+    def print_folder(self) -> None:
+        """Name the folder of the results, if there is one."""
+        if self.out is not None:
+            print(f"written to {self.out}")
 
 
 _problem = partial(option, panel=PROBLEM)
@@ -505,10 +515,10 @@ def _with_groups(command: Callable[..., int | None]) -> Callable[..., int | None
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             inner = get_type_hints(groups[name])
-            parameters += [
-                _parameter(each.name, inner[each.name], each.metadata["option"])
-                for each in fields(groups[name])
-            ]
+            options = {each.name: each.metadata["option"] for each in fields(groups[name])}
+            if isinstance(parameter.default, OptionInfo):
+                options["out"] = parameter.default
+            parameters += [_parameter(each, inner[each], options[each]) for each in options]
         else:
             parameters.append(_parameter(name, hints[name], parameter.default))
 

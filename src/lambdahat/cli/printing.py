@@ -46,7 +46,8 @@ def table_of(measurement: Measurement) -> tuple[tuple[str, ...], list[tuple[str,
             row["quantity"],
             value_text(Estimate(row["value"], row["stderr"])),
             *(_setting(row[name]) for name in columns.values()),
-            f"{row['cost']:,}" + (" gradients" if _base(row["quantity"]) in sampled else ""),
+            f"{row['cost']:,}"
+            + (" gradients" if re.split(r"[.\[]", row["quantity"])[0] in sampled else ""),
             row["status"],
         )
         for row in lines
@@ -66,11 +67,6 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 def _setting(value: float | str | None) -> str:
     return "" if value is None else value if isinstance(value, str) else f"{value:.5g}"
-
-
-def _base(quantity: str) -> str:
-    """The result that a number belongs to: "llc_curve" of "llc_curve[2].wbic"."""
-    return re.split(r"[.\[]", quantity)[0]
 
 
 def leaves(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Result]]:

@@ -38,9 +38,8 @@ def select_names(names: list[str] | None, everything: bool) -> list[str]:
         return list(published.PLACES)
     if not names or everything:
         came = "both" if names else "none"
-        raise InputError(
-            f"EXPERIMENTS must be some names or --all, got {came}; --list describes them"
-        )
+        cure = "--list describes them"
+        raise InputError(f"EXPERIMENTS must be some names or --all, got {came}; {cure}")
     return list(dict.fromkeys(names))
 
 
@@ -58,10 +57,8 @@ def list_experiments() -> None:
             rows.append((experiment.name, *counts, f"{experiment.title} ({experiment.part})"))
         print_table(header, rows, paper)
         print()
-    print(
-        "* marked for the scale paper too; docs/reproductions.md says what has been run and what"
-        " came out"
-    )
+    where = "docs/reproductions.md says what has been run and what came out"
+    print(f"* marked for the scale paper too; {where}")
 
 
 def run_reproduce(
@@ -155,9 +152,8 @@ def run_report(folders: list[Path], out: Path, quiet: bool) -> int:
     """The page from what is stored alone."""
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(
-                f"FOLDERS must be folders with stored rows or results, got {str(folder)!r}"
-            )
+            expected = "be folders with stored rows or results"
+            raise InputError(f"FOLDERS must {expected}, got {str(folder)!r}")
     page = page_of_folders(folders, out)
     if not quiet:
         print(f"written to {page}")
@@ -221,13 +217,10 @@ def write_tables(experiment: Experiment, outcome: Findings, path: Path) -> None:
 
 def document(experiment: Experiment, store: Store, outcome: Findings) -> dict[str, Any]:
     """The same for --json."""
-    records = [
-        {
-            "title": table.title,
-            "rows": [dict(zip(table.header, row, strict=True)) for row in table.rows],
-        }
-        for table in tables_of(outcome)
-    ]
+    records: list[dict[str, Any]] = []
+    for table in tables_of(outcome):
+        rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+        records.append({"title": table.title, "rows": rows})
     count = len(outcome.tables)
     return {
         "experiment": experiment.name,
@@ -249,14 +242,8 @@ def run_demo(out: Path, seed: int, quiet: bool) -> int:
     # a cell gives the same numbers in any process
     jobs = min(cpu_count(), len(experiment.grid(DEMO_SCALE)))
     with bars(quiet), one_thread():
-        store = sweep(
-            experiment,
-            out,
-            scale=DEMO_SCALE,
-            jobs=jobs,
-            resume=False,
-            command=f"lambdahat demo --seed {seed}",
-        )
+        command = f"lambdahat demo --seed {seed}"
+        store = sweep(experiment, out, scale=DEMO_SCALE, jobs=jobs, resume=False, command=command)
     code = say_errors(store)
     if len(store.rows()) == 0:
         return code

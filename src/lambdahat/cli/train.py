@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from lambdahat._core.check import describe, require, require_choice
 from lambdahat.cli.exits import InputError, code_of, one_line, say
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.options import RecipeChoices, TrainingChoices
+from lambdahat.cli.options import Output, RecipeChoices, TrainingChoices
 from lambdahat.cli.printing import print_json, print_table
 from lambdahat.data import augment
 from lambdahat.data.splits import Split
@@ -34,40 +34,19 @@ from lambdahat.training.loggers import require_loggers
 from lambdahat.training.trackers import SampledTracker, make_trackers
 
 HEADER = ("epoch", "loss", "accuracy", "val. loss", "val. acc.", "update", "‖θ‖", "rate", "seconds")
-COLUMNS = (
-    "loss",
-    "accuracy",
-    "validation_loss",
-    "validation_accuracy",
-    "update_norm",
-    "norm",
-    "learning_rate",
-    "seconds",
-)
-FREE = ("epochs", "device", "loggers", "resume", "keep", "checkpoint_every", "checkpoint_steps")
-LOOP = (
-    "batch_size",
-    "early_stopping",
-    "precision",
-    "clip",
-    "accumulate",
-    "curvature_samples",
-    "resume",
-    "keep",
-    "checkpoint_every",
-    "checkpoint_steps",
-)
+COLUMNS: tuple[str, ...] = ("loss", "accuracy", "validation_loss", "validation_accuracy")
+COLUMNS += ("update_norm", "norm", "learning_rate", "seconds")
+# what decides no numbers of a run, and what ``fit`` takes as it is
+KEPT = ("resume", "keep", "checkpoint_every", "checkpoint_steps")
+FREE = ("epochs", "device", "loggers", *KEPT)
+LOOP: tuple[str, ...] = ("batch_size", "early_stopping", "precision", "clip", "accumulate")
+LOOP += ("curvature_samples", *KEPT)
 DEFAULTS: dict[str, dict[str, Any]] = {"sgd": {"lr": 0.1, "momentum": 0.9}}
 SHOWN = 12  # rows of a table
 
 
 def run_train(
-    given: RecipeChoices,
-    choices: TrainingChoices,
-    words: Sequence[str],
-    out: Path | None,
-    as_json: bool,
-    quiet: bool,
+    given: RecipeChoices, choices: TrainingChoices, words: Sequence[str], output: Output
 ) -> int:
     """Train, write and print; the exit code. ``words`` are the options of the optimiser."""
     # torch's own rate for SGD, 0.001, learns next to nothing in ten epochs
@@ -89,9 +68,8 @@ def run_train(
     )
     split = _naming("--data", recipe.split, given=recipe.data_options)
     recipe = replace(recipe, loss=loss_for(split, recipe))
-    model = _naming("--model", recipe.network, split, given=recipe.model_options).to(
-        _device(choices.device)
-    )
+    model = _naming("--model", recipe.network, split, given=recipe.model_options)
+    model = model.to(_device(choices.device))
     problem = Problem(model, recipe.loss, split.train)
     optimizer: Any = _naming("--optimizer", make_optimizer, choices.optimizer, model, **options)
     if choices.lookahead is not None:
@@ -99,18 +77,18 @@ def run_train(
     schedule = None
     if choices.schedule is not None:
         name, more = named_options(choices.schedule)
-        schedule = _naming(
-            "--schedule", make_schedule, name, optimizer, choices.epochs, given=more, **more
-        )
+        make = partial(make_schedule, name, optimizer, choices.epochs)
+        schedule = _naming("--schedule", make, given=more, **more)
     average = None
     if choices.averaging is not None:
         kind, more = named_options(choices.averaging)
         average = _naming("--averaging", IterateAverage, model, kind, given=more, **more)
     rules = [_rule(text, model) for text in choices.regularizer or ()]
     trackers = _trackers(choices, recipe.seed)
+    out = output.out
     if out is not None:
         _on_disk(recipe.save, out)
-    with bars(quiet), warnings.catch_warnings(record=True) as heard:
+    with bars(output.quiet), warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", RuntimeWarning)
         run = _on_disk(
             fit,
@@ -131,7 +109,7 @@ def run_train(
         say(f"warning: {one_line(Warning(warning.message))}")
     if out is not None:
         save_figure(plot(run), out / "training.png", dpi=110)
-    show(run, trackers, out, as_json, quiet)
+    show(run, trackers, output)
     return code_of([run.status])
 
 
@@ -175,14 +153,8 @@ def _trackers(choices: TrainingChoices, seed: int) -> list[SampledTracker]:
     if not choices.track:
         return []
     samples = {} if choices.track_samples is None else {"samples": choices.track_samples}
-    options: dict[str, Any] = {
-        "every": choices.track_every,
-        "unit": choices.track_unit,
-        "seed": seed,
-        "keep": True,
-        **samples,
-    }
-    return list(_naming("--track", make_trackers, choices.track, **options))
+    options: dict[str, Any] = {"every": choices.track_every, "unit": choices.track_unit, **samples}
+    return list(_naming("--track", make_trackers, choices.track, seed=seed, keep=True, **options))
 
 
 def _naming(
@@ -225,34 +197,23 @@ def _device(name: str) -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f'--device must be available, got {name!r}; use "cpu" ({one_line(error)[:80]})'
-        ) from error
+        cure = f'use "cpu" ({one_line(error)[:80]})'
+        raise InputError(f"--device must be available, got {name!r}; {cure}") from error
     return torch.device(name)
 
 
-def show(
-    run: Run, trackers: Sequence[SampledTracker], out: Path | None, as_json: bool, quiet: bool
-) -> None:
+def show(run: Run, trackers: Sequence[SampledTracker], output: Output) -> None:
     """Print epochs and tracked quantities, or a JSON document; remedies go to standard error."""
-    if as_json:
-        print_json(
-            {
-                "ended": run.ended,
-                "status": run.status.name,
-                "last": _finite(run.last),
-                "best": _finite(run.best),
-                "averaged": _finite(run.averaged),
-                "folder": run.folder,
-            }
-        )
-    elif not quiet:
+    if output.as_json:
+        rows = {"last": run.last, "best": run.best, "averaged": run.averaged}
+        ended = {"ended": run.ended, "status": run.status.name}
+        print_json(ended | rows | {"folder": run.folder})
+    elif not output.quiet:
         print_table(HEADER, [_row(row) for row in _thin(run.epochs)], str(run))
         if trackers:
             print()
             print_table(*tracker_rows(run, trackers), "tracked, with standard errors")
-        if out is not None:
-            print(f"written to {out}")
+        output.print_folder()
     if not run.status.ok:
         say(f"{run.status.name}. {run.status.value}")
 
@@ -261,25 +222,19 @@ def tracker_rows(
     run: Run, trackers: Sequence[SampledTracker]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """A row for each quantity with its first and last value, and the status of the last."""
-    every = [
-        row
-        for row in run.history
-        if any(row.get(name) is not None for tracker in trackers for name in tracker.columns)
-    ]
+    names = [name for tracker in trackers for name in tracker.columns]
+    every = [row for row in run.history if any(row.get(name) is not None for name in names)]
     some = [*every[:1], *every[1:][-1:]]
-    places = [
-        f"step {row['step']}" if row["kind"] != "epoch" else f"epoch {row['epoch']}" for row in some
-    ]
+    units = ["epoch" if row["kind"] == "epoch" else "step" for row in some]
+    places = [f"{unit} {row[unit]}" for unit, row in zip(units, some, strict=True)]
     rows = []
     for tracker in trackers:
         for name in (name for name in tracker.columns if not name.endswith("_stderr")):
-            values = [
-                Estimate(row.get(name, math.nan), row.get(f"{name}_stderr", 0.0)) for row in some
-            ]
-            texts = [
-                value_text(value).removesuffix(" (exact)") if math.isfinite(value.value) else ""
-                for value in values
-            ]
+            texts = []
+            for row in some:
+                value = Estimate(row.get(name, math.nan), row.get(f"{name}_stderr", 0.0))
+                text = value_text(value).removesuffix(" (exact)")
+                texts.append(text if math.isfinite(value.value) else "")
             status = some[-1].get(f"{tracker.name}_status", "") if some else ""
             rows.append((name, *texts, str(status)))
     return ("quantity", *places, "status"), rows
@@ -288,20 +243,12 @@ def tracker_rows(
 def _thin(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Rows spread evenly, the last one among them."""
     gap = -(-len(rows) // SHOWN)
-    return (
-        [row for i, row in enumerate(rows, start=1) if i % gap == 0 or i == len(rows)]
-        if rows
-        else []
-    )
+    return [row for i, row in enumerate(rows, start=1) if i % gap == 0 or i == len(rows)]
 
 
 def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
     cells = (row.get(column, float("nan")) for column in COLUMNS)
     return str(row["epoch"]), *("" if cell != cell else f"{cell:.4g}" for cell in cells)
-
-
-def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: None if value != value else value for key, value in row.items()}
 
 
 def named_options(text: str) -> tuple[str, dict[str, Any]]:
@@ -311,7 +258,15 @@ def named_options(text: str) -> tuple[str, dict[str, Any]]:
     ('step', {'milestones': (60, 120), 'factor': 0.2})
     """
     name, _, rest = text.partition(":")
-    return name.strip(), key_values(_split_outside(rest))
+    # parts between commas that are not within parentheses
+    parts, depth = [""], 0
+    for letter in rest:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return name.strip(), key_values([part for part in parts if part.strip()])
 
 
 def key_values(parts: Sequence[str]) -> dict[str, Any]:
@@ -331,9 +286,8 @@ def extra_options(words: Sequence[str]) -> dict[str, Any]:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise InputError(
-                f"options of the optimizer must be written as --name value, got {word!r}"
-            )
+            expected = "be written as --name value"
+            raise InputError(f"options of the optimizer must {expected}, got {word!r}")
         key, equals, value = word[2:].partition("=")
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "True"
@@ -347,15 +301,3 @@ def literal(text: str) -> Any:
         return ast.literal_eval(text if text not in ("true", "false") else text.capitalize())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-
-
-def _split_outside(text: str) -> list[str]:
-    """Parts between commas that are not within parentheses."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part for part in parts if part.strip()]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
+from lambdahat.cli.options import Output
 from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
@@ -24,23 +25,23 @@ NOTE = (
 )
 
 
-def run_verify(
-    pattern: str, seed: int, quick: bool, out: Path | None, as_json: bool, quiet: bool
-) -> int:
+def run_verify(pattern: str, seed: int, quick: bool, output: Output) -> int:
     """Run the cases, print and write; the exit code."""
     cases = matching_cases(suite(quick), pattern)
-    with bars(quiet):
-        verification = verify(cases, seed, quick, out)
+    with bars(output.quiet):
+        verification = verify(cases, seed, quick, output.out)
     rows = [as_row(row) for row in verification.rows]
-    if out is not None:
-        write(verification, rows, out)
-    if as_json:
-        print_json({"cases": verification.table(), "summary": summary(verification)})
-    elif not quiet:
+    if output.out is not None:
+        write(verification, rows, output.out)
+    if output.as_json:
+        names = ("covered", "median_error", "worst_error", "failed")
+        figures = {name: getattr(verification, name) for name in names}
+        summary = {**figures, "cases": len(verification)}
+        print_json({"cases": verification.table(), "summary": summary})
+    elif not output.quiet:
         print_table(HEADER, rows)
         print(f"{headline(verification)}\n{NOTE}")
-        if out is not None:
-            print(f"written to {out}")
+        output.print_folder()
     for name in verification.failed:
         say(f"{name}: fails")
     return NOT_CONVERGED if verification.failed else OK
@@ -80,17 +81,6 @@ def headline(verification: Verification) -> str:
         f" error {verification.median_error:.1%} in the median, {verification.worst_error:.1%} at"
         f" worst; {failed or 'none'} {'fails' if failed == 1 else 'fail'}"
     )
-
-
-def summary(verification: Verification) -> dict[str, float | int | list[str]]:
-    """The same for --json."""
-    return {
-        "covered": verification.covered,
-        "cases": len(verification),
-        "median_error": verification.median_error,
-        "worst_error": verification.worst_error,
-        "failed": list(verification.failed),
-    }
 
 
 def write(verification: Verification, rows: Sequence[Sequence[str]], folder: Path) -> None:

@@ -136,11 +136,8 @@ def load(name: str, folder: str | Path | None = None, verify: bool = True, **opt
     """
     entry = _entry(name)
     unknown = sorted(set(options) - set(entry.options))
-    if unknown:
-        raise ValueError(
-            f"options must be among those of {name!r}: {', '.join(entry.options)}, got"
-            f" {', '.join(unknown)}"
-        )
+    expected = f"be among those of {name!r}: {', '.join(entry.options)}"
+    require(not unknown, "options", expected, ", ".join(unknown))
     chosen = {**entry.options, **options}
     if "length" in chosen:
         return load_text(name, folder, verify).split(chosen["length"])
@@ -206,16 +203,12 @@ def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None
     an address to take the files from instead.
     """
     entry = _entry(name)
-    if entry.bundled:
-        raise ValueError(
-            f"name must be a data set that is not bundled, got {name!r}; it is here already"
-        )
+    expected = "be a data set that is not bundled"
+    require(not entry.bundled, "name", expected, repr(name), "it is here already")
     target = Path(folder).expanduser() if folder is not None else roots()[0] / entry.folders[0]
     sources: tuple[Source, ...] = entry.sources if mirror is None else (Mirror(mirror),)
-    if not sources:
-        raise ValueError(
-            f"name must be a data set with an open source, got {name!r}; {entry.manual}: {target}"
-        )
+    expected = "be a data set with an open source"
+    require(bool(sources), "name", expected, repr(name), f"{entry.manual}: {target}")
     files, failures = [], []
     for file in entry.forms[0]:
         try:

@@ -41,10 +41,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             f" {CURE}"
         )
     start = 4 + 4 * data[3]
-    if len(data) < start:
-        raise ValueError(
-            f"{path} must have a header of {start} bytes, got {len(data)} bytes in all; {CURE}"
-        )
+    expected = f"have a header of {start} bytes"
+    require(len(data) >= start, str(path), expected, f"{len(data)} bytes in all", CURE)
     sizes = struct.unpack(f">{data[3]}I", data[4:start])
     whole = start + math.prod(sizes)
     if len(data) != whole:
@@ -110,11 +108,9 @@ def handwriting_files(folder: Path, normalization: str) -> Split:
             raise ValueError(
                 f"{images_path} must hold images of 28 × 28, got an array {images.shape}; {CURE}"
             )
-        if labels.shape != images.shape[:1]:
-            raise ValueError(
-                f"{labels_path} must hold {len(images):,} labels, got an array {labels.shape};"
-                f" {CURE}"
-            )
+        expected = f"hold {len(images):,} labels"
+        came = f"an array {labels.shape}"
+        require(labels.shape == images.shape[:1], str(labels_path), expected, came, CURE)
         if len(labels) == 0 or labels.max() >= 10:
             raise ValueError(
                 f"{labels_path} must hold labels 0 to 9, got up to {labels.max(initial=0)}; {CURE}"

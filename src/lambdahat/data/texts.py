@@ -109,9 +109,6 @@ def _numbers(words: Sequence[str], vocabulary: Sequence[str]) -> Tensor:
     index = {word: i for i, word in enumerate(vocabulary)}
     unknown = index.get(UNKNOWN)
     strange = next((word for word in words if word not in index), None) if unknown is None else None
-    if strange is not None:
-        raise ValueError(
-            "the text must use only words of its training part, or have <unk> there, got"
-            f" {strange!r}"
-        )
+    expected = "use only words of its training part, or have <unk> there"
+    require(strange is None, "the text", expected, repr(strange))
     return torch.tensor([index.get(word, unknown) for word in words], dtype=torch.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,10 +12,20 @@ from lambdahat._core.check import require, require_count, require_positive
 from lambdahat._core.device import default_context
 from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.probes import COLUMN, Probes, block_columns, crowded, unit_blocks
-from lambdahat.estimators.sequential import MINIMUM, SMALL, Meter, plain_pilot, with_control
+from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
+from lambdahat.estimators.sequential import (
+    MINIMUM,
+    SMALL,
+    Meter,
+    plain_pilot,
+    sampled_work,
+    with_control,
+)
 from lambdahat.operators.base import LinearOperator, Normalised
+from lambdahat.operators.curvature import GaussNewton, Hessian
 from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.operators.rounding import rounding_of, with_rounding
+from lambdahat.problem import Problem
 from lambdahat.results import NORMAL_QUANTILE, Estimate, Status
 
 MOMENTS = 4  # vectors of float64: running sums, and what they are made of
@@ -168,3 +179,11 @@ def _require_finite(diagonal: Tensor) -> None:
     finite = bool(torch.isfinite(diagonal).all())
     expected = "give finite products"
     require(finite, "the operator", expected, "NaN or infinity", "look for a NaN loss or parameter")
+
+
+@quantity("diagonal", lambda _, operator, settings: diagonal(operator, seed=settings.seed))
+def diagonal_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """No products where the network's structure gives a closed form."""
+    if isinstance(operator, Hessian | GaussNewton) and operator.exact.closed_diagonal:
+        return products(operator, 0, 0, 2)
+    return replace(sampled_work(problem, operator, settings), fewest=0)

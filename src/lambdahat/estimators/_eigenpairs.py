@@ -13,6 +13,7 @@ from lambdahat._core.check import require, require_choice, require_count, requir
 from lambdahat._core.device import default_context
 from lambdahat._core.rng import generator
 from lambdahat.estimators.estimator_registry import estimator
+from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
 from lambdahat.krylov import (
     ROUNDING,
     RitzPairs,
@@ -28,6 +29,7 @@ from lambdahat.krylov.restart import HELD
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike
 from lambdahat.operators.rounding import errors_of
+from lambdahat.problem import Problem
 from lambdahat.results import Eigenpairs, Estimate, Status
 
 DENSE_BELOW = 100
@@ -262,3 +264,23 @@ def basis_capacity(operator: LinearOperator, count: int, max_memory: float | Non
     got = f"{allowed:,.0f} bytes for them"
     require(rows > least, name, expected, got, "raise it, or ask for fewer pairs")
     return rows - 1
+
+
+def _top(_: Problem, operator: LinearOperator, settings: MeasureSettings) -> Eigenpairs:
+    """The leading eigenpairs; P are all that there are."""
+    return eigenpairs(operator, min(settings.top, operator.dim), seed=settings.seed)
+
+
+@quantity("eigenpairs", _top)
+def pairs_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """A product for each pair at least; the dense matrix where that is cheaper."""
+    pairs = min(settings.top, operator.dim)
+    if is_small(operator, pairs):
+        return products(operator, operator.dim, operator.dim, operator.dim)
+    return products(operator, pairs, default_budget(pairs), basis_capacity(operator, pairs) + 1)
+
+
+@quantity("spectral_norm", lambda _, matrix, settings: spectral_norm(matrix, seed=settings.seed))
+def norm_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """One eigenpair."""
+    return pairs_work(problem, operator, replace(settings, top=1))

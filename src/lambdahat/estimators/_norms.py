@@ -12,6 +12,7 @@ from lambdahat._core.check import require_positive
 from lambdahat._core.device import default_context, full_precision
 from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded, unit_blocks
+from lambdahat.estimators.quantities import quantity
 from lambdahat.estimators.sequential import (
     MINIMUM,
     SKETCHED,
@@ -22,6 +23,7 @@ from lambdahat.estimators.sequential import (
     deflated_mean,
     mean_until,
     plain_pilot,
+    sampled_work,
 )
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, as_operator
@@ -154,3 +156,8 @@ def _dense(operator: LinearOperator, meter: Meter) -> Estimate:
         if size > 0:
             norm = math.hypot(norm, size * float(torch.linalg.vector_norm(image / size)))
     return Estimate(norm, cost=meter.spent)
+
+
+quantity("frobenius", lambda _, operator, settings: frobenius_norm(operator, seed=settings.seed))(
+    sampled_work
+)

@@ -18,8 +18,10 @@ from lambdahat._core.check import require, require_choice, require_count, requir
 from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed
-from lambdahat.estimators._eigenpairs import eigenpairs
+from lambdahat.estimators._eigenpairs import eigenpairs, norm_work, pairs_work
 from lambdahat.estimators._trace import trace
+from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
+from lambdahat.estimators.sequential import sampled_work
 from lambdahat.operators import fisher, hessian
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
@@ -290,3 +292,36 @@ def gradient_overlap(problem: Problem, pairs: Eigenpairs) -> Overlap:
     value = float(values @ cosines.square())
     error = float(residuals @ cosines.square() + 2 * (values * cosines).abs() @ turns)
     return Overlap(cosines, turns, Estimate(value, error, status=pairs.status), size)
+
+
+quantity(
+    "gradient_overlap",
+    lambda problem, operator, settings: gradient_overlap(
+        problem, eigenpairs(operator, min(settings.top, operator.dim), seed=settings.seed)
+    ),
+)(pairs_work)
+
+
+@quantity("sharpness", lambda problem, _, settings: sharpness(problem, seed=settings.seed))
+def sharpness_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """One eigenpair, and the gradients of the ascent."""
+    pair = norm_work(problem, operator, settings)
+    return replace(pair, most=pair.most + 50)
+
+
+@quantity(
+    "relative_sharpness",
+    lambda problem, _, settings: relative_sharpness(problem, seed=settings.seed),
+)
+def relative_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """Two traces of each weight matrix."""
+    shapes = ((1, 1),) if operator.space is None else operator.space.shapes
+    each = sampled_work(problem, operator, settings)
+    weights = sum(len(shape) > 1 for shape in shapes)
+    return replace(each, fewest=0, most=2 * weights * each.most)
+
+
+@quantity("fisher_rao", lambda problem, *_: fisher_rao_norm(problem))
+def fisher_rao_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """One product."""
+    return products(operator, 1, 1, 2)

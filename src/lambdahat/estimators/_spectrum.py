@@ -19,6 +19,7 @@ from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, crowded, probes_for
+from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
 from lambdahat.krylov import (
     BREAKDOWN,
     Basis,
@@ -37,6 +38,7 @@ from lambdahat.maxent.bases import BASES, Bounds, legendre_in_chebyshev
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, operator
 from lambdahat.operators.rounding import MANY, Rounding, rounding_of
+from lambdahat.problem import Problem
 from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
 
 SMALL = 0.05
@@ -657,3 +659,16 @@ def _ritz_ends(moments: Array, least: float) -> Bounds:
     kept = turn[:, long] / np.sqrt(squares[long])
     values = np.linalg.eigvalsh(kept.T @ ((image + image.T) / 2 / scale) @ kept)
     return float(values[0]), float(values[-1])
+
+
+def _to_depth(_: Problem, operator: LinearOperator, settings: MeasureSettings) -> Spectrum:
+    """The spectrum; at a depth of P it is all that there is."""
+    depth = min(settings.depth, operator.dim)
+    return spectrum(operator, depth, settings.probes, seed=settings.seed)
+
+
+@quantity("spectrum", _to_depth)
+def spectrum_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """``depth`` products for each probe."""
+    depth = min(settings.depth, operator.dim)
+    return products(operator, depth * settings.probes, depth * settings.probes, depth + 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lambdahat._core.check import message, require, require_choice, require_count, require_positive
 from lambdahat._core.device import default_context, full_precision
-from lambdahat.estimators._diagonal import dense_diagonal
+from lambdahat.estimators._diagonal import dense_diagonal, diagonal_work
 from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.probes import (
     KINDS,
@@ -21,6 +21,7 @@ from lambdahat.estimators.probes import (
     column_dots,
     crowded,
 )
+from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
 from lambdahat.estimators.sequential import (
     MINIMUM,
     SKETCHED,
@@ -38,8 +39,11 @@ from lambdahat.estimators.sequential import (
     with_control,
 )
 from lambdahat.operators.base import LinearOperator, Normalised
+from lambdahat.operators.curvature import GaussNewton, Hessian
+from lambdahat.operators.exact import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.operators.rounding import closed_form_rounding, rounding_of, with_rounding
+from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Status
 
 
@@ -490,3 +494,11 @@ def _sampled_layers(
     if pilot.control is not None and base is not None:
         offset = torch.stack([base[index].double().sum().cpu() for index in where.values()])
     return _sample(pilot, forms, probes, Goal(tol, offset, floor), meter)
+
+
+@quantity("trace", lambda _, operator, settings: trace(operator, seed=settings.seed))
+def trace_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """The closed form, or rounds of random signals where that takes too many products."""
+    if isinstance(operator, Hessian | GaussNewton) and operator.exact.trace_by == "rounds":
+        return products(operator, MIN_ROUNDS, MAX_ROUNDS, 2)
+    return diagonal_work(problem, operator, settings)

@@ -30,6 +30,8 @@ from lambdahat._core.check import require, require_count
 from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
+from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
+from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import Batch, free_memory, rows_of, take
 from lambdahat.problem.losses import CrossEntropy
@@ -260,3 +262,11 @@ def _estimate(readings: list[Tensor], exact: bool) -> Estimate:
         return Estimate(float(values.mean()))
     stderr = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
     return Estimate(float(values.mean()), stderr, dof=max(len(values) - 1, 1))
+
+
+@quantity("variance", lambda problem, _, settings: variance(problem, seed=settings.seed))
+def variance_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """Passes over the data: two of gradients; Hessian and Gauss–Newton products of each probe."""
+    rounds = min(PROBES, operator.dim)
+    passes = 2 + rounds * (1 if problem.loss_function is None else 2)
+    return products(operator, passes, passes, COPIES * samples_at_once(problem))

@@ -212,8 +212,7 @@ class Outliers:
 
 def outliers(operator: LinearOperator, run: Lanczos) -> Outliers | None:
     """Isolated eigenvalues that make much of the variance of a probe's log det, or None."""
-    tridiagonal = torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
-    nodes, vectors = torch.linalg.eigh(tridiagonal)
+    nodes, vectors = torch.linalg.eigh(run.tridiagonal)
     residuals, weights = (run.residual * vectors[-1]).abs(), vectors[0].square()
     if float(nodes[0]) <= 0:
         return None

@@ -22,7 +22,9 @@ from lambdahat._core.check import require, require_count
 from lambdahat._core.device import full_precision
 from lambdahat._core.progress import report
 from lambdahat.estimators.probes import Probes, block_sizes, crowded
+from lambdahat.estimators.quantities import MeasureSettings, Work, products
 from lambdahat.operators.base import LinearOperator
+from lambdahat.problem import Problem
 from lambdahat.results import NORMAL_QUANTILE, Estimate, Status, student_quantile
 
 LEVEL = 0.95
@@ -328,3 +330,9 @@ def _promises(mean: Mean, rate: float, meter: Meter, price: int) -> bool:
     missing, step = mean.wanted - count, count + MINIMUM
     in_all = meter.spent + max(missing * rate, step) * price
     return not mean.reached and missing > step and step * price <= meter.left and in_all < meter.dim
+
+
+def sampled_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """A pilot at least, and then probes until the tolerance or the default limit is reached."""
+    most = min(2 * operator.dim, LARGEST_DEFAULT)
+    return products(operator, min(MINIMUM, operator.dim), most, min(operator.dim, 256))

@@ -17,18 +17,7 @@ from lambdahat._core.check import require, require_count, require_number, requir
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat._core.storage import Result, Status
 from lambdahat.estimators import eigenpairs, spectrum
-from lambdahat.graphs.spectra import (
-    BOUNDS,
-    EXACT_NODES,
-    GraphSpectrum,
-    degrees_of_freedom,
-    eigenvalues,
-    exact_moments,
-    graph_moments,
-    require_graph,
-    walk_partition,
-)
-from lambdahat.graphs.spectra import components as connected
+from lambdahat.graphs import spectra
 from lambdahat.graphs.structure import Graph, csr_tensor
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.operators.matrix import Matrix
@@ -131,7 +120,7 @@ class Clusters(Estimate):
     cut: float = math.nan
     gaps: tuple[Gap, ...] = ()
     components: int = 0
-    spectrum: GraphSpectrum | None = None
+    spectrum: spectra.GraphSpectrum | None = None
     labels: NDArray[np.int64] | None = field(default=None)
 
     @property
@@ -202,7 +191,7 @@ def clusters(
         The count. Its error bar joins that of the probes, carried through the density, the change
         from ¾ of the moments to all, and the spread of the counts among rival gaps.
     """
-    require_graph(graph)
+    spectra.require_graph(graph)
     require_count(moments, "moments", least=8)
     if cut is not None:
         require_number(cut, "cut", "(0, 2)", "the spectrum lies there; None finds a gap")
@@ -239,12 +228,12 @@ def _weighed_gaps(
     many would have been needed.
     """
     nodes, values, cell = len(graph), None, math.pi / moments
-    if probes is None and nodes <= EXACT_NODES:
-        partition, values = connected(graph), eigenvalues(graph)
-        measured = exact_moments(values, moments)
+    if probes is None and nodes <= spectra.EXACT_NODES:
+        partition, values = spectra.components(graph), spectra.eigenvalues(graph)
+        measured = spectra.exact_moments(values, moments)
     else:
-        partition = walk_partition(graph, seed)
-        measured = graph_moments(graph, moments, probes, seed, partition)
+        partition = spectra.walk_partition(graph, seed)
+        measured = spectra.graph_moments(graph, moments, probes, seed, partition)
     density = fit(measured, tol=TOLERANCE)
     square = (float(measured.values[2]) + 1) / 2  # tr (I − L)²/n, of T₂(x) = 2x² − 1
     least = min(WIDEST, STANDS_OUT * edge_spacing(square, nodes, components))
@@ -258,14 +247,14 @@ def _weighed_gaps(
     if values is None and not by_hand and _alone(gaps, components):
         # a gap behind many clusters may be narrower than the moments resolve
         if nodes <= CONFIRMED_NODES:
-            values, more = eigenvalues(graph), nodes
+            values, more = spectra.eigenvalues(graph), nodes
         else:
             values, more, confirmed = least_eigenvalues(graph, density, components, seed)
         if values is not None:
             gaps = weigh(eigenvalue_gaps(values, components, nodes), components, least)
         confirmed, cost = confirmed or not _alone(gaps, components), cost + more
-    dof = degrees_of_freedom(measured, partition) if values is None else math.inf
-    spectrum = GraphSpectrum(density, measured, nodes, graph.num_edges, graph.name)
+    dof = spectra.degrees_of_freedom(measured, partition) if values is None else math.inf
+    spectrum = spectra.GraphSpectrum(density, measured, nodes, graph.num_edges, graph.name)
     unknown = Clusters(
         math.nan, math.nan, cost, Status.NO_GAP, dof, math.nan, gaps, components, spectrum
     )
@@ -324,7 +313,7 @@ def least_eigenvalues(
     if wanted > min(MOST_LEAST, BLOCK_ELEMENTS // (4 * nodes)):
         return None, 0, False
     pairs = eigenpairs(graph.normalized_laplacian(), wanted, "smallest", LEAST_ACCURACY, seed=seed)
-    values = np.asarray(pairs.values.numpy().clip(*BOUNDS), dtype=np.float64)
+    values = np.asarray(pairs.values.numpy().clip(*spectra.BOUNDS), dtype=np.float64)
     rest = nodes * float(squares @ mass) - np.cumsum((1 - values) ** 2)
     edges = 1 - 2 * np.sqrt(rest.clip(0.0) / (nodes - np.arange(1, wanted + 1)))
     return values, pairs.cost, pairs.status.ok and int((values >= edges).sum()) >= BEYOND // 2
@@ -501,7 +490,7 @@ def smoothed_lanczos_clusters(
     λ* is the first minimum of the smoothed density, and the count is the whole mass below it. The
     error bar is that of the probes.
     """
-    require_graph(graph)
+    spectra.require_graph(graph)
     require_count(depth, "depth", 2, len(graph))
     require_positive(width, "width")
     return smoothed_count(spectrum(graph.normalized_laplacian(), depth, probes, seed), width)

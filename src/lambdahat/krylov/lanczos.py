@@ -503,6 +503,11 @@ class Lanczos:
         default_factory=dict, repr=False, compare=False
     )
 
+    @property
+    def tridiagonal(self) -> Tensor:
+        """T = QᵀAQ, (m, m)."""
+        return _tridiagonal(self.alpha, self.beta)
+
     def ritz(self, depth: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Ritz values, Gauss weights and residuals, (m,) each, after ``depth`` steps."""
         m = len(self.alpha) if depth is None else min(depth, len(self.alpha))

@@ -9,13 +9,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from lambdahat._core.check import (
-    require,
-    require_choice,
-    require_count,
-    require_number,
-    require_positive,
-)
+from lambdahat._core import check
 from lambdahat.models.initial import Model, initialize
 from lambdahat.models.model_registry import register_model
 
@@ -41,7 +35,7 @@ def mlp(
     2410
     """
     _require_sizes(sizes)
-    kind = ACTIVATIONS[require_choice(activation, "activation", ACTIVATIONS)]
+    kind = ACTIVATIONS[check.require_choice(activation, "activation", ACTIVATIONS)]
     between = [kind, *dropouts(dropout)]
     layers: list[nn.Module] = []
     # the layers' own initialisation would draw from the global generator
@@ -98,14 +92,14 @@ def _deep_linear(
 
 def dropouts(rate: float) -> list[Callable[[], nn.Module]]:
     """No layer at rate 0, else one that drops this share."""
-    require_number(rate, "dropout", "[0, 1)")
+    check.require_number(rate, "dropout", "[0, 1)")
     return [lambda: nn.Dropout(rate)] if rate else []
 
 
 def _require_sizes(sizes: Sequence[int]) -> None:
-    require(len(sizes) >= 2, "sizes", "name at least the inputs and the outputs", repr(sizes))
+    check.require(len(sizes) >= 2, "sizes", "name at least the inputs and the outputs", repr(sizes))
     for size in sizes:
-        require_count(size, "sizes")
+        check.require_count(size, "sizes")
 
 
 def draw_weights(model: Model, variance: float, seed: int = 0) -> Model:
@@ -116,7 +110,7 @@ def draw_weights(model: Model, variance: float, seed: int = 0) -> Model:
     starts large barely moves. The variance decides which; that of each experiment is in Table 4.2
     of the regularization thesis.
     """
-    deviation = math.sqrt(require_positive(variance, "variance"))
+    deviation = math.sqrt(check.require_positive(variance, "variance"))
 
     def normal(layer: nn.Module, rng: torch.Generator) -> None:
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
@@ -139,7 +133,7 @@ def xor_network(
     >>> sum(p.numel() for p in xor_network().parameters())
     322
     """
-    require_count(width, "width")
+    check.require_count(width, "width")
     hidden: list[nn.Module] = [nn.Linear(2, width, device="meta")]
     output = nn.Linear(width, 2, device="meta")
     return _thesis_network(hidden, output, activation, variance, dropout, seed)
@@ -159,8 +153,8 @@ def xord_network(
     >>> tuple(xord_network()(torch.ones(3, 10)).shape)
     (3, 1)
     """
-    require_count(pairs, "pairs")
-    require_count(width, "width")
+    check.require_count(pairs, "pairs")
+    check.require_count(width, "width")
     filters = nn.Conv1d(1, width, 2, stride=2, device="meta")
     hidden = [nn.Unflatten(1, (1, 2 * pairs)), filters, nn.Flatten()]
     output = nn.Linear(pairs * width, 1, device="meta")
@@ -175,6 +169,6 @@ def _thesis_network(
     dropout: float,
     seed: int,
 ) -> nn.Sequential:
-    kind = ACTIVATIONS[require_choice(activation, "activation", ACTIVATIONS)]
+    kind = ACTIVATIONS[check.require_choice(activation, "activation", ACTIVATIONS)]
     model = nn.Sequential(*hidden, kind(), *(make() for make in dropouts(dropout)), output)
     return draw_weights(model, variance, seed)

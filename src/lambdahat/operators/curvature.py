@@ -104,7 +104,9 @@ class Products:
             budget = GRAPH_FRACTION * free_memory(self.device)
         with linearise.repeated():
             first: linearise.Product | None
-            first, self.graph_bytes = self._first_that_works()
+            # of the share or, where there is none in it, of the data
+            own = next((batch for _, batch in problem.share), None) or problem.batches.first()
+            first, self.graph_bytes = self._first_that_works(own)
             count = len(problem.share)
             self.kept = min(count, int(budget // max(self.graph_bytes, 1)))
             if self.kept == 0:  # what it holds is needed
@@ -112,7 +114,7 @@ class Products:
             # forward mode takes twice the memory of the pass that a budget is made for
             choice = len(self.modes) > 1 and problem.memory is None and not self.recomputes
             if self.kept < count and choice:
-                self.mode = self._fastest_unkept()
+                self.mode = self._fastest_unkept(own)
             if self.mode not in ("reverse", "samples"):
                 self.kept = 0
             for i, (_, batch) in enumerate(problem.share):
@@ -225,11 +227,6 @@ class Products:
             return torch.zeros_like(rows)
         return torch.cat([part.reshape(*rows.shape[:-1], -1) for part in total], dim=-1)
 
-    def _first(self) -> Batch:
-        """The first batch of the share or, where there is none in it, of the data."""
-        own = next((batch for _, batch in self.problem.share), None)
-        return own or self.problem.batches.first()
-
     def _build(self, batch: Batch) -> linearise.Product:
         """The product of one batch; if memory runs out, again without the graphs kept."""
         build = self.modes[self.mode]
@@ -245,9 +242,8 @@ class Products:
         with beside(self.device, self.stream):
             return build(self.problem, self.leaves, batch)
 
-    def _first_that_works(self) -> tuple[linearise.Product, int]:
+    def _first_that_works(self, batch: Batch) -> tuple[linearise.Product, int]:
         """The first batch's product in the first mode that works, and its graph's bytes."""
-        batch = self._first()
         failures: list[str] = []
         for mode in list(self.modes):
             self.mode = mode
@@ -285,9 +281,8 @@ class Products:
             "the model must be differentiable twice in some mode, got " + "; ".join(failures)
         )
 
-    def _fastest_unkept(self) -> str:
+    def _fastest_unkept(self, batch: Batch) -> str:
         """The mode with the fastest product of the first batch when no graph is kept."""
-        batch = self._first()
         seconds: dict[str, float] = {}
         tangents = [torch.ones_like(leaf) for leaf in self.leaves.values()]
         for mode in [mode for mode in self.modes if mode != "finite"]:

@@ -375,43 +375,12 @@ class _Gradient(torch.autograd.Function):
         return None, signal, entered, own, None, None
 
 
-class _Relu:
-    def __init__(self, inplace: bool = False) -> None:
-        self.inplace = inplace
-
-    def run(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The value, and the tensors by which ``pull`` and ``push`` know the selection."""
-        y = x.relu_() if self.inplace else x.relu()
-        return y, y
-
-    def pull(self, g: Tensor, y: Tensor) -> Tensor:
-        return torch.ops.aten.threshold_backward(g, y, 0)  # type: ignore[no-any-return]
-
-    push = pull
-
-
-class _MaxPool:
-    def __init__(self, kernel_size: Any, stride: Any, *others: Any) -> None:
-        size = _tuple(kernel_size, 2)
-        self.options = size, _tuple(stride, 2) if stride else size, *others
-
-    def run(self, x: Tensor) -> tuple[Tensor, ...]:
-        y, indices = torch.ops.aten.max_pool2d_with_indices(x, *self.options)
-        return y, x, indices
-
-    def pull(self, g: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-        backward = torch.ops.aten.max_pool2d_with_indices_backward
-        return backward(g, x, *self.options, indices)  # type: ignore[no-any-return]
-
-    def push(self, a: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-        picked = a.flatten(-2).gather(-1, indices.flatten(-2))
-        return picked.reshape(indices.shape)
-
-
 def _relu(input: Tensor, inplace: bool = False) -> Tensor | None:
     if inplace and input._is_view():
         return None
-    return cast(Tensor, cast(Any, _Select.apply)(input, _Relu(inplace)))
+    run = Tensor.relu_ if inplace else Tensor.relu
+    rules = lambda x: [run(x)] * 2, lambda g, y: torch.ops.aten.threshold_backward(g, y, 0), None
+    return cast(Tensor, cast(Any, _Select.apply)(input, *rules))
 
 
 def _max_pool(
@@ -425,8 +394,21 @@ def _max_pool(
 ) -> Tensor | None:
     if return_indices or input.ndim != 4:
         return None
-    others = _tuple(padding, 2), _tuple(dilation, 2), ceil_mode
-    return cast(Tensor, cast(Any, _Select.apply)(input, _MaxPool(kernel_size, stride, *others)))
+    size = _tuple(kernel_size, 2)
+    steps = size, _tuple(stride, 2) if stride else size, _tuple(padding, 2), _tuple(dilation, 2)
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        y, indices = torch.ops.aten.max_pool2d_with_indices(x, *steps, ceil_mode)
+        return y, x, indices
+
+    def pull(g: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+        backward = torch.ops.aten.max_pool2d_with_indices_backward
+        return backward(g, x, *steps, ceil_mode, indices)  # type: ignore[no-any-return]
+
+    def push(a: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+        return a.flatten(-2).gather(-1, indices.flatten(-2)).reshape(indices.shape)
+
+    return cast(Tensor, cast(Any, _Select.apply)(input, run, pull, push))
 
 
 SELECT: dict[Any, Callable[..., Tensor | None]] = {
@@ -440,40 +422,43 @@ SELECT: dict[Any, Callable[..., Tensor | None]] = {
 class _Select(torch.autograd.Function):
     """A function that selects, so that its gradient is linear and its curvature 0.
 
-    PyTorch's second derivative of it is a tensor of zeros, which is filled and added.
+    ``run`` gives the value and the tensors by which ``pull``, the gradient, and ``push``, its
+    adjoint (None: the same), know the selection. PyTorch's second derivative is a tensor of zeros,
+    which is filled and added.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Any) -> Tensor:
-        y, *kept = cast(tuple[Tensor, ...], kernel.run(x))
+    def forward(ctx: Any, x: Tensor, run: Any, pull: Any, push: Any) -> Tensor:
+        y, *kept = cast(tuple[Tensor, ...], run(x))
         if y is x:
             ctx.mark_dirty(x)
         ctx.save_for_backward(*kept)
-        ctx.kernel = kernel
+        ctx.rules = pull, push or pull
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
+        kept, (pull, push), none = ctx.saved_tensors, ctx.rules, (None, None, None)
         if not torch.is_grad_enabled():
-            return ctx.kernel.pull(g, *ctx.saved_tensors), None
-        kept = [tensor.detach() for tensor in ctx.saved_tensors]
-        return cast(Any, _Selected.apply)(ctx.kernel, g, *kept), None
+            return pull(g, *kept), *none
+        kept = [tensor.detach() for tensor in kept]
+        return cast(Any, _Selected.apply)(pull, push, g, *kept), *none
 
 
 class _Selected(torch.autograd.Function):
     """The gradient of ``_Select``."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: Any, g: Tensor, *kept: Tensor) -> Tensor:
+    def forward(ctx: Any, pull: Any, push: Any, g: Tensor, *kept: Tensor) -> Tensor:
         ctx.save_for_backward(*kept)
-        ctx.kernel = kernel
-        return kernel.pull(g, *kept)  # type: ignore[no-any-return]
+        ctx.push = push
+        return pull(g, *kept)  # type: ignore[no-any-return]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, a: Tensor) -> Gradients:
         kept = ctx.saved_tensors
-        return None, ctx.kernel.push(a, *kept), *[None] * len(kept)
+        return None, None, ctx.push(a, *kept), *[None] * len(kept)
 
 
 class _BlockRule(torch.autograd.Function):

@@ -25,6 +25,8 @@ SYMMETRY_CHECK_COLUMNS = 8
 SYMMETRY_NOISE = 20.0
 # of ‖A‖_F: entries that were rounded to float32 on either side of the diagonal
 SYMMETRY_SHARE = 4e-7
+# up to which a sparse product is SciPy's, in one thread
+FEW_THREADS, FEW_ENTRIES = 4, 500_000
 
 
 class _Shaped(Protocol):
@@ -44,9 +46,13 @@ class Matrix(LinearOperator):
         self.matrix = matrix
 
     def _apply(self, block: Tensor) -> Tensor:
-        if block.shape[1] == 1:  # a sparse product with a matrix of one column takes twice as long
-            return (self.matrix @ block[:, 0])[:, None]
-        return self.matrix @ block
+        if block.shape[1] != 1:
+            return self.matrix @ block
+        column = block[:, 0]
+        if _is_host_csr(self.matrix) and _suits_scipy(self.matrix.values(), column):
+            return torch.from_numpy(_as_scipy(self.matrix) @ column.detach().numpy())[:, None]
+        # of a sparse matrix and a matrix of one column torch's product takes twice as long
+        return (self.matrix @ column)[:, None]
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
         return self._apply(block) if self.symmetric else self.matrix.mT @ block
@@ -343,11 +349,24 @@ def _is_host_csr(matrix: Tensor) -> bool:
     return matrix.layout == torch.sparse_csr and matrix.device.type == "cpu"
 
 
+def _suits_scipy(values: Tensor, vector: Tensor) -> bool:
+    """Whether SciPy's product is the faster one, and allowed: NumPy knows no graphs.
+
+    It runs in one thread, where it takes a quarter of torch's time: 0.21 against 0.79 ms for 33,000
+    rows of 7 entries, 12 against 58 ms for a million.
+    """
+    few = torch.get_num_threads() <= FEW_THREADS or len(values) <= FEW_ENTRIES
+    graphs = torch.is_grad_enabled() and (values.requires_grad or vector.requires_grad)
+    return few and not graphs
+
+
 def _as_scipy(matrix: Tensor, values: Tensor | None = None) -> Any:
     """A sparse CSR matrix on the host as SciPy's, sharing memory, maybe with other values."""
     values = matrix.values() if values is None else values
     parts = (values, matrix.col_indices(), matrix.crow_indices())
-    return scipy.sparse.csr_array(tuple(part.numpy() for part in parts), shape=matrix.shape)
+    return scipy.sparse.csr_array(
+        tuple(part.detach().numpy() for part in parts), shape=matrix.shape
+    )
 
 
 def _asymmetry(matrix: Tensor) -> float:

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambdahat._core.check import (
-    describe,
-    require,
-    require_choice,
-    require_number,
-    require_positive,
-)
+from lambdahat._core import check
 from lambdahat.optim.averaging import OwnsAverage, averaging_settings
 from lambdahat.optim.descent import evaluate, group_settings
 from lambdahat.optim.registry import register_optimizer
@@ -180,18 +174,18 @@ def _check(group: dict[str, Any]) -> None:
     if isinstance(lr, Tensor):
         if not capturable or lr.numel() != 1:
             raise ValueError(
-                f"lr must be a number, or one tensor with capturable=True, got {describe(lr)}"
+                f"lr must be a number, or one tensor with capturable=True, got {check.describe(lr)}"
             )
     else:
-        require_number(lr, "lr", "[0, inf)")
+        check.require_number(lr, "lr", "[0, inf)")
     betas = group["betas"]
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {describe(betas)}")
-    require_number(group["eps"], "eps", "[0, inf)")
-    require_number(group["weight_decay"], "weight_decay", "[0, inf)")
-    power = require_positive(group["p"], "p", "SGD with momentum is the limit p → 0")
-    require(power <= 0.5, "p", "lie in (0, ½]", repr(power), "Adam is p = ½")
-    require_choice(group["form"], "form", FORMS)
+        raise ValueError(f"betas must be two numbers in [0, 1), got {check.describe(betas)}")
+    check.require_number(group["eps"], "eps", "[0, inf)")
+    check.require_number(group["weight_decay"], "weight_decay", "[0, inf)")
+    power = check.require_positive(group["p"], "p", "SGD with momentum is the limit p → 0")
+    check.require(power <= 0.5, "p", "lie in (0, ½]", repr(power), "Adam is p = ½")
+    check.require_choice(group["form"], "form", FORMS)
 
 
 @register_optimizer("gadam")

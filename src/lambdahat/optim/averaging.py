@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from lambdahat._core.check import describe, require_choice, require_count, require_number
+from lambdahat._core.check import describe, require, require_choice, require_count, require_number
 from lambdahat.optim.registry import register_optimizer
 
 KINDS = ("average", "ema")
@@ -196,10 +196,8 @@ class OwnsAverage(HasAverage):
         """Record an epoch's validation loss, of ``average()`` once there is one; NaN is no best."""
         group = self.param_groups[0]
         patience, best, value = group["patience"], group["best"], float(value)
-        if patience is None:
-            raise ValueError(
-                "patience must be given to the optimiser for record() to act on, got None"
-            )
+        expected = "be given to the optimiser for record() to act on"
+        require(patience is not None, "patience", expected, "None")
         better = not math.isnan(value) and (best is None or value < best)
         waited = 0 if better else group["waited"] + 1
         news = {"best": value if better else best, "waited": waited, "stopped": group["stopped"]}
@@ -245,11 +243,9 @@ class Wrapper(Optimizer):
     base: Optimizer
 
     def __init__(self, base: Optimizer, settings: dict[str, Any]) -> None:
-        if not isinstance(base, Optimizer):
-            raise TypeError(
-                f"base must be an optimiser, got {describe(base)};"
-                f" {type(self).__name__}(torch.optim.SGD(…))"
-            )
+        expected = "be an optimiser"
+        cure = f"{type(self).__name__}(torch.optim.SGD(…))"
+        require(isinstance(base, Optimizer), "base", expected, describe(base), cure, TypeError)
         self.base = base
         super().__init__(base.param_groups, {**base.defaults, **settings})
         self.param_groups = base.param_groups

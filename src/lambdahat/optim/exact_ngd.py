@@ -8,25 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import (
-    describe,
-    require_choice,
-    require_count,
-    require_number,
-    require_positive,
-)
+from lambdahat._core import check
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import trace
 from lambdahat.krylov import conjugate_gradients
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher as fisher_of
 from lambdahat.operators.matrix import identity
-from lambdahat.optim.descent import (
-    Directions,
-    ObservingDescent,
-    group_settings,
-    require_observation,
-)
+from lambdahat.optim import descent
 from lambdahat.optim.registry import register_optimizer
 from lambdahat.problem import Problem
 
@@ -37,7 +26,7 @@ RAISE = "raise alpha"
 
 
 @register_optimizer("exact-ngd")
-class ExactNGD(ObservingDescent):
+class ExactNGD(descent.ObservingDescent):
     """θ ← θ − lr·(F + κI)⁻¹∇L with F the Fisher matrix of all d parameters, κ = (α/d)·max(tr F, ε).
 
     Eqs. 5–7 of the NGD paper, nothing approximated and no norm restored. ``fisher`` is the kind of
@@ -64,24 +53,24 @@ class ExactNGD(ObservingDescent):
         weight_decay: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self.fisher = require_choice(fisher, "fisher", FISHERS)
-        self.solver = require_choice(solver, "solver", SOLVERS)
+        self.fisher = check.require_choice(fisher, "fisher", FISHERS)
+        self.solver = check.require_choice(solver, "solver", SOLVERS)
         if solver != "dense" and every != 1:
             raise ValueError(
-                f'every must be 1 with solver="cg", got {describe(every)}; it keeps no matrix'
+                f'every must be 1 with solver="cg", got {check.describe(every)}; it keeps no matrix'
             )
         self.tol, self.max_matvecs = tol, max_matvecs
-        self.seed = require_count(seed, "seed", least=0)
+        self.seed = check.require_count(seed, "seed", least=0)
         self._operator: LinearOperator | None = None
         names = ("lr", "alpha", "epsilon", "every", "momentum", "weight_decay")
-        settings = group_settings(locals(), *names, step=0, observed=-1, damping=0.0)
+        settings = descent.group_settings(locals(), *names, step=0, observed=-1, damping=0.0)
         super().__init__(params, settings)
         self.update_norm: Tensor | None = None
 
     def check_group(self, group: dict[str, Any]) -> None:
-        require_number(group["alpha"], "alpha", "[0, inf)")
-        require_positive(group["epsilon"], "epsilon")
-        require_count(group["every"], "every")
+        check.require_number(group["alpha"], "alpha", "[0, inf)")
+        check.require_positive(group["epsilon"], "epsilon")
+        check.require_count(group["every"], "every")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -104,11 +93,9 @@ class ExactNGD(ObservingDescent):
         seed = derived_seed(self.seed, "exact ngd", group["step"])
         operator = fisher_of(problem, self.fisher, seed=seed)
         if self.solver == "dense":
-            if size > MOST_PARAMETERS:
-                raise ValueError(
-                    f'solver must be "cg" beyond {MOST_PARAMETERS} parameters, got "dense" for'
-                    f" {size}; or use NGD"
-                )
+            expected = f'be "cg" beyond {MOST_PARAMETERS} parameters'
+            came = f'"dense" for {size}'
+            check.require(size <= MOST_PARAMETERS, "solver", expected, came, "or use NGD")
             matrix = operator.dense().double()
             group["damping"] = _damping(float(matrix.trace()), size, group)
             matrix.diagonal().add_(group["damping"])
@@ -124,9 +111,9 @@ class ExactNGD(ObservingDescent):
             self._operator = operator
         group["observed"] = group["step"]
 
-    def directions(self) -> Directions:
+    def directions(self) -> descent.Directions:
         """(F + κI)⁻¹ times the gradients, which are 0 where there are none."""
-        require_observation(not self.due, "this step")
+        descent.require_observation(not self.due, "this step")
         found, parameters = self.gradients(), self.all_parameters()
         parts = [found[p] if p in found else torch.zeros_like(p) for p in parameters]
         whole = torch.cat([part.reshape(-1) for part in parts])
@@ -144,10 +131,8 @@ class ExactNGD(ObservingDescent):
         damped = operator + self.damping * identity(operator) if self.damping else operator
         right = gradient.to(operator.device)
         solution = conjugate_gradients(damped, right, self.tol, self.max_matvecs)
-        if not solution.curvature > 0:
-            raise ValueError(
-                f"F + κI must be positive definite, got curvature {solution.curvature:.3g}; {RAISE}"
-            )
+        came = f"curvature {solution.curvature:.3g}"
+        check.require(solution.curvature > 0, "F + κI", "be positive definite", came, RAISE)
         return solution.solution
 
 

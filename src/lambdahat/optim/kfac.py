@@ -13,24 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._core.check import (
-    describe,
-    require_choice,
-    require_count,
-    require_number,
-    require_positive,
-    require_type,
-)
+from lambdahat._core import check
 from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.operators.kronecker_factors import Fisher, join_outputs
-from lambdahat.optim.descent import (
-    Descent,
-    Directions,
-    group_settings,
-    require_observation,
-    total_norm,
-)
+from lambdahat.optim import descent
 from lambdahat.optim.kronecker_layers import (
     Affine,
     Layer,
@@ -198,7 +185,7 @@ FIRST_STEPS = 10  # curvature changes fastest at the start of training
 
 
 @register_optimizer("kfac")
-class KFAC(Descent):
+class KFAC(descent.Descent):
     """Gradient descent preconditioned layer by layer with the Kronecker-factored Fisher (Martens &
     Grosse 2015).
 
@@ -248,20 +235,18 @@ class KFAC(Descent):
         seed: int = 0,
     ) -> None:
         cure = "KFAC hooks its layers; pass parameter groups as parameters="
-        require_type(model, nn.Module, "model", "be a torch.nn.Module", cure)
-        require_choice(kind, "kind", KINDS)
-        require_choice(fisher, "fisher", FISHERS)
-        require_choice(sharing, "sharing", ("expand", "reduce"))
-        if rank is not None and kind != "kfac":
-            raise ValueError(
-                f'rank must be None for kind="ekfac", got {describe(rank)}; its basis is complete'
-            )
+        check.require_type(model, nn.Module, "model", "be a torch.nn.Module", cure)
+        check.require_choice(kind, "kind", KINDS)
+        check.require_choice(fisher, "fisher", FISHERS)
+        check.require_choice(sharing, "sharing", ("expand", "reduce"))
+        fits, cure = rank is None or kind == "kfac", "its basis is complete"
+        check.require(fits, "rank", 'be None for kind="ekfac"', rank, cure)
         self.kind, self.fisher, self.scaler = kind, fisher, scaler
-        self.rank = None if rank is None else require_count(rank, "rank")
-        self.seed = require_count(seed, "seed", least=0)
+        self.rank = None if rank is None else check.require_count(rank, "rank")
+        self.seed = check.require_count(seed, "seed", least=0)
         every = ("factor_every", "inverse_every")
         names = ("lr", "damping", "decay", *every, "momentum", "weight_decay", "kl_clip")
-        settings = group_settings(locals(), *names, step=0, observed=-1)
+        settings = descent.group_settings(locals(), *names, step=0, observed=-1)
         self.model, self.sharing = model, sharing
         free = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.update_norm: Tensor | None = None
@@ -280,12 +265,12 @@ class KFAC(Descent):
         self._recorder = Recorder(self.model, [layer.module for layer in self.layers], self)
 
     def check_group(self, group: dict[str, Any]) -> None:
-        require_number(group["damping"], "damping", "[0, inf)")
-        require_number(group["decay"], "decay", "[0, 1)")
+        check.require_number(group["damping"], "damping", "[0, inf)")
+        check.require_number(group["decay"], "decay", "[0, 1)")
         if group["kl_clip"] is not None:
-            require_positive(group["kl_clip"], "kl_clip", "None switches it off")
-        require_count(group["factor_every"], "factor_every")
-        require_count(group["inverse_every"], "inverse_every")
+            check.require_positive(group["kl_clip"], "kl_clip", "None switches it off")
+        check.require_count(group["factor_every"], "factor_every")
+        check.require_count(group["inverse_every"], "inverse_every")
 
     def structure(self) -> dict[str, str]:
         """Each layer's block, and why every other parameter keeps its plain gradient."""
@@ -301,11 +286,9 @@ class KFAC(Descent):
 
     def observe(self, problem: Problem) -> None:
         """Measure the moments on a problem of the same model and parameters."""
-        if self.fisher == "empirical":
-            raise ValueError(
-                'fisher must be "monte_carlo" or "exact" for observe, got "empirical"; the'
-                " empirical Fisher comes from training's own backward passes"
-            )
+        expected = 'be "monte_carlo" or "exact" for observe'
+        cure = "the empirical Fisher comes from training's own backward passes"
+        check.require(self.fisher != "empirical", "fisher", expected, '"empirical"', cure)
         self.require_same_point(problem)
         problem = problem.with_output("KFAC")
         if problem.model is None:
@@ -340,7 +323,7 @@ class KFAC(Descent):
         """Remove the hooks from the model."""
         self._recorder.close()
 
-    def directions(self) -> Directions:
+    def directions(self) -> descent.Directions:
         """The preconditioned gradients, after whatever update of moments and inverses is due."""
         if self._measures:
             self._update()
@@ -362,7 +345,7 @@ class KFAC(Descent):
         for layer, steps in blocks:
             parts = zip(layer.parameters, steps, strict=True)
             found.update((parameter, part.to(parameter.dtype)) for parameter, part in parts)
-        self.update_norm = total_norm(list(found.values()))
+        self.update_norm = descent.total_norm(list(found.values()))
         self._forget()
         return found
 
@@ -485,7 +468,7 @@ class KFAC(Descent):
 
     def _refresh(self) -> None:
         updated = ["updates" in self.state[layer.key] for layer in self.layers]
-        require_observation(self.fisher == "empirical" or any(updated) or not self.layers)
+        descent.require_observation(self.fisher == "empirical" or any(updated) or not self.layers)
         corrected = self.kind == "ekfac"
         for layer, group in self._with_groups():
             state = self.state[layer.key]

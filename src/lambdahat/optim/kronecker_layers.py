@@ -328,7 +328,13 @@ def refresh(state: State, damping: float, rank: int | None, corrected: bool, nam
     elif corrected:
         _turn(state, name)
     else:
-        inputs, outputs = _damping(state, damping)
+        # π√δ for A and √δ/π for G, (g, 1, 1); π² is the ratio of their mean eigenvalues
+        A, G = state["A"], state["G"]
+        of_inputs = A.mean(-1) if A.ndim == 2 else A.diagonal(dim1=1, dim2=2).mean(-1)
+        pi = (of_inputs / G.diagonal(dim1=1, dim2=2).mean(-1)).sqrt()
+        # no inputs or gradients: no scale to balance
+        pi = torch.where(pi.isfinite() & (pi > 0), pi, 1.0)[:, None, None]
+        inputs, outputs = pi * math.sqrt(damping), math.sqrt(damping) / pi
         _refresh_side(state, "A", inputs, rank, name)
         _refresh_side(state, "G", outputs, rank, name)
 
@@ -348,16 +354,6 @@ def apply(state: State, matrix: Tensor, damping: float) -> Tensor:
 def ready(state: State) -> bool:
     """Whether there is an inverse to apply."""
     return "inverse" in state or "G_inverse" in state or "G_basis" in state
-
-
-def _damping(state: State, damping: float) -> tuple[Tensor, Tensor]:
-    """π√δ for A and √δ/π for G, (g, 1, 1); π² is the ratio of their mean eigenvalues."""
-    A, G = state["A"], state["G"]
-    of_inputs = A.mean(-1) if A.ndim == 2 else A.diagonal(dim1=1, dim2=2).mean(-1)
-    pi = (of_inputs / G.diagonal(dim1=1, dim2=2).mean(-1)).sqrt()
-    # no inputs or gradients: no scale to balance
-    pi = torch.where(pi.isfinite() & (pi > 0), pi, 1.0)[:, None, None]
-    return pi * math.sqrt(damping), math.sqrt(damping) / pi
 
 
 def _refresh_side(state: State, side: str, shift: Tensor, rank: int | None, name: str) -> None:

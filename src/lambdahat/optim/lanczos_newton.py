@@ -11,13 +11,7 @@ from torch import Tensor
 from lambdahat._core.check import describe, require_choice, require_count, require_positive
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.operators.curvature import ggn, hessian
-from lambdahat.optim.descent import (
-    Directions,
-    ObservingDescent,
-    group_settings,
-    require_observation,
-    total_norm,
-)
+from lambdahat.optim import descent
 from lambdahat.optim.registry import register_optimizer
 from lambdahat.problem import Problem
 
@@ -25,7 +19,7 @@ CURVATURES = {"absolute_hessian": hessian, "ggn": ggn}
 
 
 @register_optimizer("lanczos-newton")
-class LanczosNewton(ObservingDescent):
+class LanczosNewton(descent.ObservingDescent):
     """Stochastic Lanczos steps: w ← w − α [Σ_i φ_i φ_iᵀg / (η|λ_i| + δ) + (g − Σ_i φ_i φ_iᵀg) / δ].
 
     Eq. 6.6 of the spectral thesis (LanczosOPT): (λ_i, φ_i) are the Ritz pairs of ``pairs`` Lanczos
@@ -57,7 +51,7 @@ class LanczosNewton(ObservingDescent):
         self.curvature = require_choice(curvature, "curvature", CURVATURES)
         self.seed = require_count(seed, "seed", least=0)
         names = ("lr", "damping", "eta", "every", "momentum", "weight_decay")
-        super().__init__(params, group_settings(locals(), *names, step=0, observed=-1))
+        super().__init__(params, descent.group_settings(locals(), *names, step=0, observed=-1))
         self.update_norm: Tensor | None = None
 
     def check_group(self, group: dict[str, Any]) -> None:
@@ -82,8 +76,7 @@ class LanczosNewton(ObservingDescent):
             operator = CURVATURES[self.curvature](problem)
             start = random_vector(operator, self.seed, "lanczos newton", group["step"])
             run = lanczos(operator, start, self.pairs, "lanczos newton")
-            tridiagonal = torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
-            values, turn = torch.linalg.eigh(tridiagonal)
+            values, turn = torch.linalg.eigh(run.tridiagonal)
             vectors = turn.T.to(run.basis) @ run.basis.T
             parameters = self.all_parameters()
             for parameter, part in zip(parameters, problem.space.split(vectors), strict=True):
@@ -92,19 +85,21 @@ class LanczosNewton(ObservingDescent):
             self.state[parameters[0]]["ritz_values"] = values.abs().to(parameters[0].device)
         group["observed"] = group["step"]
 
-    def directions(self) -> Directions:
+    def directions(self) -> descent.Directions:
         """The preconditioned gradients."""
         found = self.gradients()
         group = self.param_groups[0]
-        require_observation(self.pairs == 0 or group["observed"] >= 0)
+        descent.require_observation(self.pairs == 0 or group["observed"] >= 0)
         if self.pairs:
             steps = self._precondition(found, group["eta"], group["damping"])
         else:
             steps = {parameter: g / group["damping"] for parameter, g in found.items()}
-        self.update_norm = total_norm(list(steps.values()))
+        self.update_norm = descent.total_norm(list(steps.values()))
         return steps
 
-    def _precondition(self, gradients: Directions, eta: float, damping: float) -> Directions:
+    def _precondition(
+        self, gradients: descent.Directions, eta: float, damping: float
+    ) -> descent.Directions:
         """Σ_i φ_i φ_iᵀg / (η|λ_i| + δ) + (g − Σ_i φ_i φ_iᵀg) / δ."""
         values = self.state[self.all_parameters()[0]]["ritz_values"]
         rest, inside = {p: g.reshape(-1) for p, g in gradients.items()}, torch.zeros_like(values)

@@ -83,8 +83,5 @@ def require_options(
             require(value != math.inf, option, "be a finite number", "inf")
     required = [key for key, value in known.items() if value.default is inspect.Parameter.empty]
     missing = [key for key in required if key not in options]
-    if missing:
-        raise ValueError(
-            f"options of {name!r} must include {', '.join(missing)}, got"
-            f" {', '.join(options) or 'none'}"
-        )
+    came = ", ".join(options) or "none"
+    require(not missing, f"options of {name!r}", f"include {', '.join(missing)}", came)

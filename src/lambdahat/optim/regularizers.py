@@ -27,18 +27,12 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor, nn
 
-from lambdahat._core.check import (
-    describe,
-    require_choice,
-    require_count,
-    require_number,
-    require_type,
-)
+from lambdahat._core import check
 from lambdahat._core.pullback import pull_back
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.linearise import nodes_below
 from lambdahat.optim.registry import register_regularizer
-from lambdahat.problem.network import require_true_second_derivative
 from lambdahat.problem.space import Space
 
 Product = Callable[[list[Tensor]], list[Tensor]]
@@ -112,13 +106,14 @@ def batch_product(loss: Tensor, parameters: Tensors) -> BatchProduct:
     [tensor([ 6., 12.])]
     """
     if not isinstance(loss, Tensor) or loss.ndim != 0:
-        raise ValueError(f"loss must be a scalar tensor, got {describe(loss)}; take its mean")
-    if not loss.requires_grad:
-        raise ValueError(
-            "loss must have its graph, got a tensor without one; call batch_product before"
-            " backward(), outside torch.no_grad()"
-        )
-    require_true_second_derivative(loss)
+        raise ValueError(f"loss must be a scalar tensor, got {check.describe(loss)}; take its mean")
+    cure = "call batch_product before backward(), outside torch.no_grad()"
+    check.require(loss.requires_grad, "loss", "have its graph", "a tensor without one", cure)
+    nodes = nodes_below([loss.grad_fn])
+    kernel = any(node.name().startswith("WeightNormInterfaceBackward") for node in nodes)
+    got = "one through torch's weight_norm, whose kernel holds ‖v‖ constant in it"
+    cure = "run the model within lambdahat.optim.true_second_derivatives(model)"
+    check.require(not kernel, "loss", "have a true second derivative", got, cure)
     trained = list(parameters)
     graph = torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)
     return BatchProduct(trained, [graph])
@@ -134,8 +129,7 @@ def absolute_product(product: Product, vectors: list[Tensor], depth: int) -> lis
     if not length > 0:
         return [torch.zeros_like(vector) for vector in vectors]
     run = lanczos(_Flat(product, vectors), flat, min(depth, len(flat)), task="|H|θ")
-    off = torch.diag(run.beta, 1)
-    values, rotation = torch.linalg.eigh(torch.diag(run.alpha) + off + off.T)
+    values, rotation = torch.linalg.eigh(run.tridiagonal)
     weights = rotation @ (values.abs() * rotation[0])
     return reshape_like(length * (run.basis @ weights.to(run.basis)), vectors)
 
@@ -176,7 +170,7 @@ class Rule(ABC):
     needs_product = False
 
     def __init__(self, rate: float, decoupled: bool = False) -> None:
-        self.rate, self.decoupled = require_number(rate, "rate", "[0, inf)"), bool(decoupled)
+        self.rate, self.decoupled = check.require_number(rate, "rate", "[0, inf)"), bool(decoupled)
         self._held: list[Tensor] = []
 
     @abstractmethod
@@ -260,8 +254,8 @@ class Metric(Rule):
         decoupled: bool = False,
     ) -> None:
         super().__init__(rate, decoupled)
-        self.reading = require_choice(reading, "reading", READINGS)
-        self.depth = require_count(depth, "depth")
+        self.reading = check.require_choice(reading, "reading", READINGS)
+        self.depth = check.require_count(depth, "depth")
         self.third_derivative, self.log_determinant = bool(third_derivative), bool(log_determinant)
         exact = self.third_derivative or self.log_determinant
         if exact and self.reading != READINGS[0]:
@@ -305,9 +299,9 @@ class SelectiveL2(Rule):
         decoupled: bool = False,
     ) -> None:
         super().__init__(rate, decoupled)
-        self.omega = require_number(omega, "omega", "[0, inf]")
-        self.reading = require_choice(reading, "reading", READINGS)
-        self.depth = require_count(depth, "depth")
+        self.omega = check.require_number(omega, "omega", "[0, inf]")
+        self.reading = check.require_choice(reading, "reading", READINGS)
+        self.depth = check.require_count(depth, "depth")
         self.layers = None if layers is None else tuple(layers)
 
     def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
@@ -326,11 +320,9 @@ class SelectiveL2(Rule):
     def _largest(self, sizes: Tensors) -> list[Tensor]:
         """The maximum over the layer that each parameter belongs to."""
         layers = self.layers or range(len(sizes))
-        if len(layers) != len(sizes):
-            raise ValueError(
-                f"layers must name the layer of each of the {len(sizes)} parameters, got"
-                f" {len(layers)} names; make them with layers_of(model)"
-            )
+        expected = f"name the layer of each of the {len(sizes)} parameters"
+        cure = "make them with layers_of(model)"
+        check.require(len(layers) == len(sizes), "layers", expected, f"{len(layers)} names", cure)
         own = [size.amax() for size in sizes]
         largest: dict[Hashable, Tensor] = {}
         for layer, value in zip(layers, own, strict=True):
@@ -344,7 +336,7 @@ class StoppedL2(L2):
 
     def __init__(self, rate: float, tau: int, decoupled: bool = False) -> None:
         super().__init__(rate, decoupled)
-        self.tau = require_count(tau, "tau", least=0)
+        self.tau = check.require_count(tau, "tau", least=0)
 
     def term(self, parameters: Tensors, curvature: Tensors, step: int) -> list[Tensor]:
         scale = self.rate if step < self.tau else 0.0
@@ -366,11 +358,11 @@ class StoppedThenSelectiveL2(SelectiveL2):
         layers: Sequence[Hashable] | None = None,
         decoupled: bool = False,
     ) -> None:
-        self.early_rate = require_number(rate, "rate", "[0, inf)")
-        self.tau = require_count(tau, "tau", least=0)
+        self.early_rate = check.require_number(rate, "rate", "[0, inf)")
+        self.tau = check.require_count(tau, "tau", least=0)
         later = rate
         if selective_rate is not None:
-            later = require_number(selective_rate, "selective_rate", "[0, inf)")
+            later = check.require_number(selective_rate, "selective_rate", "[0, inf)")
         super().__init__(later, omega, reading, depth, layers, decoupled)
 
     def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
@@ -418,7 +410,7 @@ def _sum(first: Tensors, second: Tensors, factor: float) -> list[Tensor]:
 def require_product(product: Product | None, rule: Rule) -> Product:
     """The product, which the rule cannot do without."""
     function, kind = f"be a function v -> Hv for {type(rule).__name__}", Callable
-    require_type(product, kind, "product", function, f"{MAKE_PRODUCT}, before backward()")
+    check.require_type(product, kind, "product", function, f"{MAKE_PRODUCT}, before backward()")
     assert product is not None
     return product
 
@@ -426,6 +418,6 @@ def require_product(product: Product | None, rule: Rule) -> Product:
 def require_third(product: Product) -> BatchProduct:
     """A product that can be differentiated once more."""
     expected = "be a BatchProduct where third derivatives are asked for"
-    require_type(product, BatchProduct, "product", expected, MAKE_PRODUCT)
+    check.require_type(product, BatchProduct, "product", expected, MAKE_PRODUCT)
     assert isinstance(product, BatchProduct)
     return product

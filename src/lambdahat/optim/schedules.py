@@ -15,19 +15,12 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lambdahat._core.check import (
-    require,
-    require_choice,
-    require_count,
-    require_like,
-    require_number,
-    require_positive,
-)
+from lambdahat._core import check
 
 
 def linear_decay(optimizer: Optimizer, epochs: int, ratio: float = 0.01) -> LRScheduler:
     """α₀ for half of the epochs T, then linearly to α₀r at 0.9·T (Eq. 12, flatness paper)."""
-    require_count(epochs, "epochs")
+    check.require_count(epochs, "epochs")
     return _piecewise(optimizer, epochs, ratio)
 
 
@@ -39,8 +32,8 @@ def averaging_decay(
 
     The paper prints t/T in the second line; the rate is continuous only with t/T_avg, as here.
     """
-    require_count(epochs, "epochs")
-    require_count(averaging_start, "averaging_start", most=epochs)
+    check.require_count(epochs, "epochs")
+    check.require_count(averaging_start, "averaging_start", most=epochs)
     return _piecewise(optimizer, averaging_start, ratio)
 
 
@@ -51,18 +44,18 @@ def step_decay(
     factor: float = 0.1,
 ) -> LRScheduler:
     """α₀ times ``factor`` at each milestone; by default 1/2 and 3/4 (§7.7.2, spectral thesis)."""
-    require_count(epochs, "epochs")
-    require_positive(factor, "factor")
+    check.require_count(epochs, "epochs")
+    check.require_positive(factor, "factor")
     marks = (epochs // 2, 3 * epochs // 4) if milestones is None else tuple(milestones)
     for mark in marks:
-        require_count(mark, "milestones", least=0)
+        check.require_count(mark, "milestones", least=0)
     return LambdaLR(optimizer, lambda t: factor ** sum(t >= mark for mark in marks))
 
 
 def cosine(optimizer: Optimizer, epochs: int, ratio: float = 0.0) -> LRScheduler:
     """α₀·[r + (1 − r)·½(1 + cos(πt/T))], constant after T (Loshchilov and Hutter, 2017)."""
-    require_count(epochs, "epochs")
-    low = require_number(ratio, "ratio", "[0, 1]")
+    check.require_count(epochs, "epochs")
+    low = check.require_number(ratio, "ratio", "[0, 1]")
     return LambdaLR(
         optimizer, lambda t: low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(t / epochs, 1.0)))
     )
@@ -70,13 +63,13 @@ def cosine(optimizer: Optimizer, epochs: int, ratio: float = 0.0) -> LRScheduler
 
 def flat(optimizer: Optimizer, epochs: int) -> LRScheduler:
     """α₀ throughout."""
-    require_count(epochs, "epochs")
+    check.require_count(epochs, "epochs")
     return LambdaLR(optimizer, lambda t: 1.0)
 
 
 def inverse_sqrt(optimizer: Optimizer, epochs: int) -> LRScheduler:
     """α₀·(t + 1)^(−1/2), the rate of the regret bounds (§7.2, spectral thesis)."""
-    require_count(epochs, "epochs")
+    check.require_count(epochs, "epochs")
     return LambdaLR(optimizer, lambda t: (t + 1) ** -0.5)
 
 
@@ -92,21 +85,21 @@ SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
 
 def make_schedule(name: str, optimizer: Optimizer, epochs: int, **settings: Any) -> LRScheduler:
     """A schedule by its name in ``SCHEDULES``, with the ``settings`` of its factory."""
-    make = SCHEDULES[require_choice(name, "name", SCHEDULES)]
+    make = SCHEDULES[check.require_choice(name, "name", SCHEDULES)]
     known = dict(list(inspect.signature(make).parameters.items())[2:])
     names = ", ".join(known) or "none"
     for key in settings:
-        require(key in known, f"settings of {name!r}", f"be among {names}", repr(key))
+        check.require(key in known, f"settings of {name!r}", f"be among {names}", repr(key))
     for key, parameter in known.items():
         given = parameter.default is not parameter.empty or key in settings
-        require(given, f"settings of {name!r}", f"include {key}", settings)
+        check.require(given, f"settings of {name!r}", f"include {key}", settings)
         if key in settings:
-            require_like(settings[key], parameter.default, key, str(parameter.annotation))
+            check.require_like(settings[key], parameter.default, key, str(parameter.annotation))
     return make(optimizer, epochs, **settings)
 
 
 def _piecewise(optimizer: Optimizer, epochs: int, ratio: float) -> LRScheduler:
-    low = require_number(ratio, "ratio", "[0, 1]")
+    low = check.require_number(ratio, "ratio", "[0, 1]")
     return LambdaLR(
         optimizer, lambda t: 1 - (1 - low) * min(max((t / epochs - 0.5) / 0.4, 0.0), 1.0)
     )

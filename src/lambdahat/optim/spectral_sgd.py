@@ -12,12 +12,7 @@ from lambdahat._core.check import require_choice, require_count
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import spectrum
 from lambdahat.operators.curvature import ggn, hessian
-from lambdahat.optim.descent import (
-    Directions,
-    ObservingDescent,
-    group_settings,
-    require_observation,
-)
+from lambdahat.optim import descent
 from lambdahat.optim.registry import register_optimizer
 from lambdahat.problem import Problem
 from lambdahat.results import Spectrum
@@ -27,7 +22,7 @@ NULL_MASS = 0.5
 
 
 @register_optimizer("spectral-sgd")
-class SpectralSGD(ObservingDescent):
+class SpectralSGD(descent.ObservingDescent):
     """SSGDM, and SSGDMN with ``nesterov=True``: SGD at the optimal rate and momentum of the local
     quadratic model.
 
@@ -59,7 +54,7 @@ class SpectralSGD(ObservingDescent):
         nesterov = bool(nesterov)
         names = ("lr", "nesterov", "every", "weight_decay")
         own = {"rate": 0.0, "momentum": 0.0, "step": 0, "observed": -1}
-        super().__init__(params, group_settings(locals(), *names, **own))
+        super().__init__(params, descent.group_settings(locals(), *names, **own))
 
     def check_group(self, group: dict[str, Any]) -> None:
         if group["every"] is not None:
@@ -80,9 +75,9 @@ class SpectralSGD(ObservingDescent):
     def rate(self, group: dict[str, Any]) -> float:
         return float(group["lr"] * group["rate"])
 
-    def directions(self) -> Directions:
+    def directions(self) -> descent.Directions:
         """The gradients."""
-        require_observation(self.param_groups[0]["observed"] >= 0)
+        descent.require_observation(self.param_groups[0]["observed"] >= 0)
         return self.gradients()
 
 

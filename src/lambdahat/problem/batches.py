@@ -12,7 +12,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,16 @@ from lambdahat._core.check import describe, message, require, require_count
 from lambdahat._core.storage import update_digest
 
 CACHE_FRACTION = 0.25
+
+
+T = TypeVar("T")
+
+
+def copy_with(thing: T, **attributes: Any) -> T:
+    """A shallow copy with other attributes."""
+    other = copy.copy(thing)
+    vars(other).update(attributes)
+    return other
 
 
 class Columns(dict[str, Any]):
@@ -109,23 +120,25 @@ class Batches:
     ) -> None:
         self._passes, self.device, self.dtype = passes, device, dtype
         self.raw: Any = None  # what the batches were made of, where they are all of it
-        self._kept: list[Batch] | None = []
         self.sizes: list[int] = []
         # of the real numbers in each batch: not finite where one is not
         self.sums: list[tuple[int, Tensor]] = []
-        room, cure = CACHE_FRACTION * free_memory(device), "leave empty batches out"
-        for index, raw in enumerate(passes()):
+        first_pass = self._first_pass()
+        self._kept = cache_if_small(first_pass, device)
+        for _ in first_pass:  # the rest of data that are too large to be kept
+            pass
+        require(bool(self.sizes), "data", "hold at least one sample", "an empty data set")
+        self.num_samples = sum(self.sizes)
+
+    def _first_pass(self) -> Iterator[Batch]:
+        """All batches, whose sizes and sums are noted."""
+        for index, raw in enumerate(self._passes()):
             batch, name = self.place(raw, index), f"batch {index} of the data"
+            cure = "leave empty batches out"
             require(batch.size > 0, name, "hold at least one sample", "an empty batch", cure)
             self.sizes.append(batch.size)
             self.sums += [(index, part) for part in _sums(batch.data)]
-            room -= _bytes(batch.data)
-            if room < 0:
-                self._kept = None
-            if self._kept is not None:
-                self._kept.append(batch)
-        require(bool(self.sizes), "data", "hold at least one sample", "an empty data set")
-        self.num_samples = sum(self.sizes)
+            yield batch
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -216,16 +229,13 @@ class Batches:
 
     def cast(self, dtype: torch.dtype) -> Batches:
         """The same batches with real numbers in another dtype."""
-        other = copy.copy(self)
-        other.dtype, other.raw = dtype, None
-        other._passes = lambda: (batch.data for batch in self)
 
         def wider(leaf: Any) -> Any:
             return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
         moved = (replace(batch, data=tree_map(wider, batch.data)) for batch in self)
-        other._kept = cache_if_small(moved, self.device)
-        return other
+        kept, passes = cache_if_small(moved, self.device), lambda: (batch.data for batch in self)
+        return copy_with(self, dtype=dtype, raw=None, _passes=passes, _kept=kept)
 
     def place(self, raw: Any, index: int) -> Batch:
         """Raw data as a batch on the device."""
@@ -273,7 +283,8 @@ def cache_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch
     """The batches as a list where they fit in a quarter of the free memory, else None."""
     room, kept = CACHE_FRACTION * free_memory(device), []
     for batch in batches:
-        room -= _bytes(batch.data)
+        tensors = (leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor))
+        room -= sum(leaf.numel() * leaf.element_size() for leaf in tensors)
         if room < 0:
             return None
         kept.append(batch)
@@ -357,7 +368,7 @@ def make_batches(
 def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Iterable[Any]]:
     """A function that starts a fresh pass over the raw batches."""
     if isinstance(data, Batches):
-        return partial(_raw, data)
+        return partial(map, attrgetter("data"), data)
     loader, listed = isinstance(data, DataLoader), isinstance(data, Sequence)
     if isinstance(data, IterableDataset):
         return partial(DataLoader, data, batch_size=batch_size or default)
@@ -380,7 +391,7 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
         expected = f"be left out for {'a DataLoader' if loader else 'a list of batches'}"
         cure = "it has its own batches"
         require(batch_size is None, "batch_size", expected, batch_size, cure)
-        return partial(_same, data)
+        return partial(iter, data)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         require(len(data) > 0, "data", "hold at least one sample", "an empty data set")
         return partial(_collate, data, batch_size or default)
@@ -390,14 +401,6 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
         cure = "pass list(data): an operator needs the same batches at every product"
     expected = "be a Dataset, a DataLoader, tensors or a list of batches"
     raise TypeError(message("data", expected, got, cure))
-
-
-def _raw(batches: Batches) -> Iterator[Any]:
-    return (batch.data for batch in batches)
-
-
-def _same(data: Any) -> Any:
-    return data
 
 
 def is_columns(data: Any) -> bool:
@@ -459,11 +462,6 @@ def _size(raw: Any) -> int:
     got = f"first dimensions {sorted(sizes)}" if sizes else "a batch without tensors"
     expected = "have one tensor or more, all with the same first dimension"
     raise ValueError(message("data", expected, got, cure))
-
-
-def _bytes(raw: Any) -> int:
-    tensors = (leaf for leaf in tree_leaves(raw) if isinstance(leaf, Tensor))
-    return sum(leaf.numel() * leaf.element_size() for leaf in tensors)
 
 
 def _equal(first: Any, second: Any) -> bool:

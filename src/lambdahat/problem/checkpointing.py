@@ -46,15 +46,11 @@ Run = Callable[[Tensors], tuple[Tensor, ...]]
 Check = Callable[[list[Tensor]], None]
 
 
-def _unchecked(_: list[Tensor]) -> None:
-    """No objection to a graph."""
-
-
 _saving: ContextVar[Check | None] = ContextVar("lambdahat_recomputing", default=None)
 
 
 @contextmanager
-def recomputing(on: bool = True, check: Check = _unchecked) -> Iterator[None]:
+def recomputing(on: bool = True, check: Check = lambda _: None) -> Iterator[None]:
     """Checkpointed parts keep nothing for the backward pass; gradients inside are taken once.
 
     ``check`` sees a part's gradients before they are differentiated for dual numbers.

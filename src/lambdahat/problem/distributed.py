@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from lambdahat._core.check import message, require
 from lambdahat._core.rng import generator
 from lambdahat.problem.batches import Batch, Batches, cache_if_small, take
-from lambdahat.problem.evaluators import AnyEvaluator, Evaluator, Parameters
+from lambdahat.problem.evaluators import Evaluator, Parameters
 from lambdahat.problem.losses import Custom
 
 HEADER = 24  # numbers in front of what is summed: 4·24 bytes in float32
@@ -98,9 +98,7 @@ class Ranks:
         return group
 
     def apart(self, name: str) -> Ranks:
-        """The same processes for something of its own, whose sums are counted apart."""
-        if self.size == 1:
-            return self
+        """The same processes for another purpose, whose sums are numbered separately."""
         other = Ranks(self.group)
         other.name = f"{name} {self._sums} of {self.name}"
         return other
@@ -527,14 +525,13 @@ def agree_on_data(ranks: Ranks, batches: Batches, facts: Mapping[str, Any]) -> R
     return ranks.apart("problem " + ranks.agree("the problem", facts, batches.device))
 
 
-def splits(evaluate: AnyEvaluator, norm: str, parameters: Parameters, first: Batch) -> bool:
+def splits(evaluate: Evaluator, norm: str, parameters: Parameters, first: Batch) -> bool:
     """Whether a batch's loss is the mean of its parts', so that ranks may share a batch.
 
     Known of the library's losses and a model's own, unless samples meet: the first batch's loss
     shows that, and a few samples' gradients near the parameters, where no layer is 0.
     """
-    known = isinstance(evaluate, Evaluator) and not isinstance(evaluate.loss, Custom)
-    if not known or norm == "train" or first.size == 1:
+    if isinstance(evaluate.loss, Custom) or norm == "train" or first.size == 1:
         return False
     few = take(first, slice(PROBED_SAMPLES)) if first.size > PROBED_SAMPLES else first
     try:
@@ -568,8 +565,8 @@ def rounding(units: float, dtype: torch.dtype) -> float:
     return min(units * torch.finfo(dtype).eps, 0.02)
 
 
-def first_look(evaluate: AnyEvaluator, parameters: Parameters, first: Batch) -> dict[str, Rounded]:
-    """The first batch's loss and gradient, which all ranks must find alike."""
+def first_look(evaluate: Evaluator, parameters: Parameters, first: Batch) -> dict[str, Rounded]:
+    """The first batch's loss and gradient, which must agree on all ranks."""
     loss, gradient = gradient_of(evaluate, nearby(evaluate, parameters, first), first)
     dtype, size = next(iter(parameters.values())).dtype, float(torch.linalg.vector_norm(gradient))
     read = (*_read(gradient)[0].tolist(), size)
@@ -579,7 +576,7 @@ def first_look(evaluate: AnyEvaluator, parameters: Parameters, first: Batch) -> 
 
 
 def behaviour(
-    evaluate: AnyEvaluator, parameters: Parameters, first: Batch, meet: bool
+    evaluate: Evaluator, parameters: Parameters, first: Batch, meet: bool
 ) -> tuple[float, ...]:
     """The loss of the first sample, readings of its gradient and the gradient's norm.
 
@@ -590,11 +587,11 @@ def behaviour(
     point = dict(zip(parameters, perturb(parameters.values()), strict=True))
     for where, batch in ((point, few), (point, first), (parameters, few)):
         try:
-            loss, grads = _slopes(evaluate, where, batch)
+            value, grads = evaluate.gradients(where, batch)
         # a model for one batch size only, or not defined there
         except (RuntimeError, ValueError, IndexError):
             continue
-        norm = math.hypot(*(float(torch.linalg.vector_norm(grad)) for grad in grads))
+        loss, norm = float(value), math.hypot(*(float(torch.linalg.vector_norm(g)) for g in grads))
         if math.isfinite(loss + norm):
             return loss, *fingerprint(grads).numbers[:4], norm
     return ()
@@ -610,25 +607,13 @@ def behaves_alike(one: Sequence[float], other: Sequence[float], dtype: torch.dty
     return same and all(gap <= rounding(10 * SAME_GRADIENT, dtype) * size for gap in rest)
 
 
-def _slopes(
-    evaluate: AnyEvaluator, parameters: Parameters, batch: Batch
-) -> tuple[float, tuple[Tensor, ...]]:
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
-    with torch.enable_grad():
-        loss = evaluate(leaves, batch).reshape(())
-        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return float(loss.detach()), grads
-
-
-def gradient_of(
-    evaluate: AnyEvaluator, parameters: Parameters, batch: Batch
-) -> tuple[float, Tensor]:
+def gradient_of(evaluate: Evaluator, parameters: Parameters, batch: Batch) -> tuple[float, Tensor]:
     """The loss of a batch and its gradient as one vector, in float64."""
-    loss, grads = _slopes(evaluate, parameters, batch)
-    return loss, torch.cat([grad.double().reshape(-1) for grad in grads])
+    loss, grads = evaluate.gradients(parameters, batch)
+    return float(loss), torch.cat([grad.double().reshape(-1) for grad in grads])
 
 
-def nearby(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) -> Parameters:
+def nearby(evaluate: Evaluator, parameters: Parameters, batch: Batch) -> Parameters:
     """Parameters near these, or these themselves where the loss is not finite there."""
     point = dict(zip(parameters, perturb(parameters.values()), strict=True))
     try:

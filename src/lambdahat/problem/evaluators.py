@@ -4,13 +4,12 @@ function, and the checks of the first batch's loss before a problem is used.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 from lambdahat._core.check import describe, message, require, require_type
 from lambdahat.problem import losses
-from lambdahat.problem.batches import Batch, Batches, concatenate, restored, take
+from lambdahat.problem.batches import Batch, Batches, concatenate, copy_with, restored, take
 from lambdahat.problem.checkpointing import checkpoints_of, recomputing
-from lambdahat.problem.losses import IGNORE, KEY, Custom, Loss, OfClasses
+from lambdahat.problem.losses import IGNORE, KEY, CrossEntropy, Custom, Loss
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")
@@ -35,6 +34,8 @@ LARGE = 1 << 20  # bytes of a tensor above which a copy for every pass would cos
 
 class Evaluator:
     """How a model and a loss, or one function, give a batch's loss at named parameters."""
+
+    with_data = True  # whether the loss is one over data, not of the parameters alone
 
     def __init__(
         self,
@@ -57,35 +58,18 @@ class Evaluator:
         self._recomputes: bool | None = None
         self._copied: frozenset[str] | None = None  # the constants that every pass gets copies of
 
-    def with_constants(self, constants: dict[str, Tensor]) -> Evaluator:
+    def with_constants(self, constants: dict[str, Tensor]) -> Self:
         """The same with other values of what is not in the vector."""
-        other = copy.copy(self)
-        other.constants = lambda: constants
-        if not constants.keys() <= self.constants().keys():
-            other._copied = None  # the first pass with others is to show whether it writes to them
-        return other
+        # the first pass with others is to show whether it writes to them
+        copied = self._copied if constants.keys() <= self.constants().keys() else None
+        return copy_with(self, constants=lambda: constants, _copied=copied)
 
-    def with_loss(self, loss: Loss) -> Evaluator:
-        """The same with another loss of the output."""
-        other = copy.copy(self)
-        other.loss = loss
-        return other
-
-    def with_named_loss(self, loss: Loss, count: str | None) -> Evaluator:
-        """The same with a named loss in place of the model's own."""
-        other = self.with_loss(loss)
-        other.model_loss, other.shifts = False, None
-        return other.with_count(count)
-
-    def with_count(self, count: str | None) -> Evaluator:
+    def with_count(self, count: str | None) -> Self:
         """The same for labels counted in tokens or sequences."""
-        other = copy.copy(self)
-        other.by_sequence = count == "sequences"
-        if not self.model_loss:
-            other.loss = self.loss.with_count(count)
-        return other
+        loss = self.loss if self.model_loss else self.loss.with_count(count)
+        return copy_with(self, loss=loss, by_sequence=count == "sequences")
 
-    def read_labels(self, current: Callable[[], Parameters], batches: Iterable[Batch]) -> Evaluator:
+    def read_labels(self, current: Callable[[], Parameters], batches: Iterable[Batch]) -> Self:
         """The same, knowing what the model does with labels where the data have some."""
         for batch in batches:  # the first with a label that counts, where labels are (B, T, …)
             labels = losses.token_labels(batch.data)
@@ -100,20 +84,19 @@ class Evaluator:
         def own_loss(data: Mapping[str, Any]) -> Any:
             return _part_of(self._run(parameters, (), data), LOSS, None)
 
-        other = copy.copy(self)
-        other.shifts = losses.shifts_labels(own_loss, batch)
+        shifts, feeds = losses.shifts_labels(own_loss, batch), self.feeds
         config = getattr(self.model, "config", None)
         if not self.model_loss and getattr(config, "is_encoder_decoder", False):
-            other.feeds = losses.takes_labels(own_loss, batch)
+            feeds = losses.takes_labels(own_loss, batch)
             missing = DECODER[0] in inspect.signature(self.model.forward).parameters
             missing = missing and not any(name in batch.data for name in DECODER)
-            if missing and not other.feeds:
+            if missing and not feeds:
                 raise ValueError(
                     f"data must hold {DECODER[0]!r} for an encoder-decoder that computes no loss of"
                     f' "labels", got a batch of {", ".join(map(repr, batch.data))}; add them, the'
                     " labels moved by one to the right, or use a model with its own loss"
                 )
-        return other
+        return copy_with(self, shifts=shifts, feeds=feeds)
 
     def split(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """A batch as positional inputs, keyword inputs and target."""
@@ -190,7 +173,7 @@ class Evaluator:
     def _still_copied(
         self, copies: dict[str, Tensor], constants: dict[str, Tensor]
     ) -> frozenset[str]:
-        """What all later passes get copies of, after the first one."""
+        """The constants of which all passes after the first get copies."""
         # the running statistics of torch's own layers in eval mode are only read
         fixed = {
             key
@@ -239,22 +222,27 @@ class Evaluator:
             self._recomputes = self._same_again(*point())
         return bool(self._recomputes)
 
+    def gradients(
+        self, parameters: Parameters, batch: Batch, again: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The mean loss of a batch and its gradients, 0 by parameters that it does not depend on;
+        ``again`` reruns the model's checkpointed parts.
+        """
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+        with torch.enable_grad(), recomputing(again):
+            loss = self(leaves, batch)
+        values = list(leaves.values())
+        return loss.detach(), torch.autograd.grad(loss, values, materialize_grads=True)
+
     def _same_again(self, parameters: Parameters, batch: Batch) -> bool:
         """Whether a few samples' gradient is the same when checkpointed parts rerun."""
-
-        def gradients(batch: Batch, again: bool) -> tuple[Tensor, ...]:
-            leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
-            with torch.enable_grad(), recomputing(again):
-                loss = self(leaves, batch)
-                return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-
         few = take(batch, slice(2))
         try:
-            kept = gradients(few, False)
+            _, kept = self.gradients(parameters, few)
         except (RuntimeError, ValueError, TypeError, IndexError):  # a model for one batch size only
-            few, kept = batch, gradients(batch, False)
+            few, (_, kept) = batch, self.gradients(parameters, batch)
         try:
-            again = gradients(few, True)
+            _, again = self.gradients(parameters, few, again=True)
         except RuntimeError:  # a part that does not run twice
             return False
         pairs = zip(kept, again, strict=True)
@@ -309,28 +297,25 @@ class OutputEvaluator(Evaluator):
         return self.function({**self.constants(), **parameters}, *args, **kwargs)
 
 
-class FunctionEvaluator:
+class FunctionEvaluator(Evaluator):
     """The loss as one function of named parameters and, where there is data, a batch."""
 
     def __init__(self, function: Callable[..., Tensor], with_data: bool) -> None:
-        self.function, self.with_data = function, with_data
+        super().__init__(nn.Module(), Custom(function), "eval", dict, True)
+        self.function, self.with_data, self.shifts = function, with_data, False
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
         data = (restored(batch.data),) if self.with_data else ()
         return self.function(dict(parameters), *data)
 
     def terms(self, batch: Batch) -> float:
-        """The weight of a batch before normalisation."""
         return float(batch.size)
-
-
-AnyEvaluator = Evaluator | FunctionEvaluator
 
 
 @torch.enable_grad()
 def check_first_batch(
-    evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dtype: torch.dtype
-) -> AnyEvaluator:
+    evaluate: Evaluator, parameters: Parameters, batches: Batches, dtype: torch.dtype
+) -> Evaluator:
     """The evaluator, settled on which dimension holds the classes.
 
     The loss of the first batch must be a finite scalar, differentiable, deterministic and a mean.
@@ -369,19 +354,18 @@ def check_first_batch(
             f"the model must give the same loss twice, got {once:.9g} then {again:.9g}; switch off"
             " dropout or noise that is on in eval mode"
         )
-    named = isinstance(evaluate, Evaluator) and not evaluate.model_loss
-    kind = type(evaluate.loss) if named and isinstance(evaluate, Evaluator) else None
-    if kind not in losses.NAMED.values():  # those are means as they are made
+    named = not evaluate.model_loss and type(evaluate.loss) in losses.NAMED.values()
+    if not named:  # those are means as they are made
         with torch.no_grad():
             _require_mean(evaluate, leaves, batch)
     return evaluate
 
 
-def _blame(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch, loss: float) -> None:
+def _blame(evaluate: Evaluator, parameters: Parameters, batch: Batch, loss: float) -> None:
     """Raise for a non-finite loss, and name the cause: data, parameters, or neither."""
     place = "the first batch" if not batch.index else f"batch {batch.index}"
     parts = {"the data": batch.data}
-    if isinstance(evaluate, Evaluator):
+    if not isinstance(evaluate, FunctionEvaluator):
         args, kwargs, target = evaluate.split(batch)
         parts = {f"the input {name!r}": value for name, value in kwargs.items()}
         parts |= {"the inputs": args, "the targets": target}
@@ -407,11 +391,11 @@ def _blame(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch, loss: f
 
 
 def _first_loss(
-    evaluate: AnyEvaluator, leaves: Parameters, batches: Batches, dtype: torch.dtype
-) -> tuple[AnyEvaluator, Any]:
+    evaluate: Evaluator, leaves: Parameters, batches: Batches, dtype: torch.dtype
+) -> tuple[Evaluator, Any]:
     """The evaluator, settled, and the first batch's loss; errors say which call failed."""
     batch = batches.first()
-    if not isinstance(evaluate, Evaluator) or evaluate.model_loss:
+    if evaluate.model_loss:
         with _explain_errors(evaluate, batch, dtype):
             return evaluate, evaluate(leaves, batch)
     with _explain_errors(evaluate, batch, dtype):
@@ -428,13 +412,13 @@ def _first_loss(
         cure = f"use (x, y) tuples, or dicts with the target under {UNDER}"
         raise TypeError(message("data", expected, got, cure))
     try:
-        if isinstance(loss, OfClasses):
+        if isinstance(loss, CrossEntropy):
             # decide once which dimension holds the classes, from the first batch that shows it
             with torch.no_grad():
                 passes = enumerate(batches)
                 outputs = (evaluate.output(leaves, each) if i else output for i, each in passes)
                 targets = (evaluate.split(each)[2] for each in batches)
-                evaluate = evaluate.with_loss(loss.settle(zip(outputs, targets, strict=True)))
+                evaluate = copy_with(evaluate, loss=loss.settle(zip(outputs, targets, strict=True)))
         evaluate.loss.check(output, target)
     except ValueError as error:
         if not isinstance(batch.data, Tensor):
@@ -446,9 +430,9 @@ def _first_loss(
         return evaluate, evaluate.loss_of(output, batch)
 
 
-def _missing_target(evaluate: AnyEvaluator, data: Any) -> str:
+def _missing_target(evaluate: Evaluator, data: Any) -> str:
     """What may be wrong with data that name no target, or ""."""
-    if not isinstance(evaluate, Evaluator) or evaluate.model_loss:
+    if evaluate.model_loss:
         return ""
     if isinstance(data, Tensor) or (isinstance(data, tuple | list) and len(data) == 1):
         return (
@@ -461,7 +445,7 @@ def _missing_target(evaluate: AnyEvaluator, data: Any) -> str:
 
 
 @contextmanager
-def _explain_errors(evaluate: AnyEvaluator, batch: Batch, dtype: torch.dtype) -> Iterator[None]:
+def _explain_errors(evaluate: Evaluator, batch: Batch, dtype: torch.dtype) -> Iterator[None]:
     """Errors of the user's own code with a note on what it was called with."""
     try:
         yield
@@ -482,9 +466,9 @@ def _explain_errors(evaluate: AnyEvaluator, batch: Batch, dtype: torch.dtype) ->
         raise
 
 
-def _require_mean(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> None:
+def _require_mean(evaluate: Evaluator, leaves: Parameters, batch: Batch) -> None:
     """A mean does not change when every sample is there twice; a sum doubles."""
-    if isinstance(evaluate, FunctionEvaluator) and not evaluate.with_data:
+    if not evaluate.with_data:
         return
     few = take(batch, slice(4))
     try:

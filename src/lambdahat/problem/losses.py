@@ -12,7 +12,6 @@ n is the number of sequences. Either way n·L is the negative log-likelihood of 
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdahat._core.check import describe, message, require, require_choice
-from lambdahat.problem.batches import Batch, take
+from lambdahat.problem.batches import Batch, copy_with, take
 
 IGNORE = -100
 COUNTS = ("tokens", "sequences")
@@ -161,25 +160,46 @@ class Loss(ABC):
         raise TypeError(f"the loss {self.name!r} has no root of its curvature in closed form")
 
 
-class OfClasses(Loss):
-    """A loss of logits with classes in dimension 1, as in torch, or last where only that fits.
+class CrossEntropy(Loss):
+    """Softmax cross-entropy −Σ_c q_c log p_c: M = m·(diag(p) − ppᵀ), m = Σ_c q_c.
 
+    For a class y, q = (1 − ε) w_y e_y + (ε/C) w with class weights w and label smoothing ε; the
+    mean is divided by Σ w_y over the targets that are not ``ignored``, as in torch. Probabilities
+    are smoothed and weighted likewise and averaged over all positions. ``by_sequence``: the mean
+    over samples of their sums. Half-precision logits are taken to float32.
+
+    The classes are in dimension 1 of the logits, as in torch, or last where only that fits:
     ``settle`` decides for a whole data set; ``torch_order`` takes dimension 1 where both fit.
     """
 
-    torch_order = True
+    name, convex, likelihood, predictive = "cross_entropy", True, True, True
     classes: int | None = None  # the dimension, 1 or −1, once it is decided
+
+    def __init__(
+        self,
+        torch_order: bool = False,
+        weight: Tensor | None = None,
+        ignored: int = IGNORE,
+        smoothing: float = 0.0,
+    ) -> None:
+        self.torch_order, self.by_sequence = torch_order, False
+        self.weight = None if weight is None else weight.detach()
+        self.ignored, self.smoothing = ignored, smoothing
+
+    def with_count(self, count: str | None) -> CrossEntropy:
+        unweighted, cure = count is None or self.weight is None, "n·L is no log-likelihood then"
+        require(unweighted, "count", "be left out for a loss with class weights", count, cure)
+        return copy_with(self, by_sequence=count == "sequences")
 
     def settle(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
         """The same with the dimension of the classes decided by the first clear pair."""
         if self.classes is not None:
             return self
-        other, shape = copy.copy(self), torch.Size()
+        shape = torch.Size()
         for output, target in pairs:
             fitting, shape = self._fitting(output, target), output.shape
             if len(fitting) == 1:
-                other.classes = fitting[0]
-                return other
+                return copy_with(self, classes=fitting[0])
         if not self.torch_order:
             raise ValueError(
                 "the model's output must show which dimension holds the classes, got logits"
@@ -187,8 +207,7 @@ class OfClasses(Loss):
                 " classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which"
                 " takes them there, or flatten to logits (batch, classes)"
             )
-        other.classes = 1
-        return other
+        return copy_with(self, classes=1)
 
     def _classes_first(self, output: Tensor, target: Tensor) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim < 2:
@@ -214,36 +233,6 @@ class OfClasses(Loss):
         expected = f"have shape {first} for logits {tuple(output.shape)}"
         require(bool(fitting), "targets", expected, target)
         return fitting
-
-
-class CrossEntropy(OfClasses):
-    """Softmax cross-entropy −Σ_c q_c log p_c: M = m·(diag(p) − ppᵀ), m = Σ_c q_c.
-
-    For a class y, q = (1 − ε) w_y e_y + (ε/C) w with class weights w and label smoothing ε; the
-    mean is divided by Σ w_y over the targets that are not ``ignored``, as in torch. Probabilities
-    are smoothed and weighted likewise and averaged over all positions. ``by_sequence``: the mean
-    over samples of their sums. Half-precision logits are taken to float32.
-    """
-
-    name, convex, likelihood, predictive = "cross_entropy", True, True, True
-
-    def __init__(
-        self,
-        torch_order: bool = False,
-        weight: Tensor | None = None,
-        ignored: int = IGNORE,
-        smoothing: float = 0.0,
-    ) -> None:
-        self.torch_order, self.by_sequence = torch_order, False
-        self.weight = None if weight is None else weight.detach()
-        self.ignored, self.smoothing = ignored, smoothing
-
-    def with_count(self, count: str | None) -> CrossEntropy:
-        unweighted, cure = count is None or self.weight is None, "n·L is no log-likelihood then"
-        require(unweighted, "count", "be left out for a loss with class weights", count, cure)
-        other = copy.copy(self)
-        other.by_sequence = count == "sequences"
-        return other
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
         logits = self._classes_first(output, target)

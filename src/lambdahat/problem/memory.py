@@ -22,7 +22,7 @@ from lambdahat._core.pullback import pull_back
 from lambdahat.problem.batches import Batch, Batches, take
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.distributed import splits
-from lambdahat.problem.evaluators import AnyEvaluator, Evaluator, Parameters
+from lambdahat.problem.evaluators import Evaluator, Parameters
 
 PASS, GRAPHS = 0.25, 0.25
 
@@ -110,10 +110,10 @@ def recomputed_bytes(
     return int(seen.peak)
 
 
-def _product_bytes(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> int:
+def _product_bytes(evaluate: Evaluator, leaves: Parameters, batch: Batch) -> int:
     """What a product of a batch takes at most, in the way that ``operators`` makes it."""
     size = pass_bytes(evaluate, leaves, batch)
-    if isinstance(evaluate, Evaluator) and evaluate.recomputes(lambda: (leaves, batch)):
+    if evaluate.recomputes(lambda: (leaves, batch)):
         with suppress(RuntimeError, NotImplementedError):  # an operation without forward mode
             return min(size, recomputed_bytes(evaluate, leaves, batch))
     return size
@@ -121,7 +121,7 @@ def _product_bytes(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> 
 
 @torch.enable_grad()
 def cut_to_fit(
-    batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, parameters: Parameters
+    batches: Batches, memory: int, evaluate: Evaluator, norm: str, parameters: Parameters
 ) -> Batches:
     """The batches, cut where a pass would exceed a quarter of ``memory`` and the loss allows it."""
     if batches.device.type == "cpu":

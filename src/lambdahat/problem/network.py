@@ -28,8 +28,6 @@ from lambdahat._core.storage import digest_tensors
 from lambdahat.problem.distributed import is_sharded, without_sharding
 from lambdahat.problem.space import Pattern, matcher
 
-KERNEL = "WeightNormInterfaceBackward"
-
 
 def true_derivatives(model: nn.Module) -> None:
     """Have the layers of a private copy give the derivatives of the loss.
@@ -74,24 +72,6 @@ def true_second_derivatives(model: nn.Module | None) -> Iterator[None]:
     finally:
         for holder, name, _ in put:
             vars(holder).pop(name, None)
-
-
-def require_true_second_derivative(loss: Tensor) -> None:
-    """Raise where the graph of a loss holds the kernel of weight norm."""
-    seen: set[Any] = {None}
-    left = [loss.grad_fn]
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name().startswith(KERNEL):
-            raise ValueError(
-                "loss must have a true second derivative, got one through torch's weight_norm,"
-                " whose kernel holds ‖v‖ constant in it; run the model within"
-                " lambdahat.optim.true_second_derivatives(model)"
-            )
-        left += [following for following, _ in node.next_functions]
 
 
 def _weight_norms(model: nn.Module) -> list[tuple[Any, str, Any]]:
@@ -171,12 +151,7 @@ def _bounded_weight(layer: nn.Embedding | nn.EmbeddingBag) -> Tensor:
 
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-NORMS = (
-    *BATCH_NORMS,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),
-)
+NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 CUDNN_WAS = "cudnn_was"
 
@@ -247,9 +222,9 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def structure(part: Any) -> str:
-    """A model, a loss or a function as a text that others do not have: layers, settings, code.
+    """A text that identifies a model, a loss or a function: its layers, settings and code.
 
-    Without torch's own code, and attributes of a model, which a pass may change.
+    Torch's own code is left out, and so are attributes of a model, which a pass may change.
     """
     if isinstance(part, nn.Module):
         kinds = dict.fromkeys(type(layer) for layer in part.modules())

@@ -28,15 +28,14 @@ from lambdahat.problem import distributed
 from lambdahat.problem.batches import (
     Batch,
     Batches,
+    copy_with,
     is_columns,
     make_batches,
     read_indices,
     rng_untouched,
 )
-from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.distributed import Gathered, Ranks, Share, gradient_of, place_tensors
 from lambdahat.problem.evaluators import (
-    AnyEvaluator,
     Evaluator,
     FunctionEvaluator,
     OutputEvaluator,
@@ -138,7 +137,7 @@ class Problem:
         self._theta: Tensor | None = None
         self.norm, self.count, self.memory = norm, count, memory_bytes(memory)
         self.batches = self._make_batches(data, batch_size)
-        self._evaluate: AnyEvaluator = evaluate.with_count(count)
+        self._evaluate = evaluate.with_count(count)
         self._finish()
 
     @classmethod
@@ -190,7 +189,8 @@ class Problem:
         )
         if data is None:
             count = 1 if num_samples is None else require_count(num_samples, "num_samples")
-            self.batches = Batches(partial(_blank, count), self.device, None)
+            # samples of nothing
+            self.batches = Batches(partial(iter, [torch.zeros(count, 0)]), self.device, None)
         else:
             absent = num_samples is None
             require(absent, "num_samples", "be left out when data is given", num_samples)
@@ -207,7 +207,7 @@ class Problem:
         self.space = Space.of(self._parameters)
         with rng_untouched():
             run = self._evaluate
-            if isinstance(run, Evaluator) and run.shifts is None:
+            if run.shifts is None:
                 run = run.read_labels(lambda: self.named(self.vector), self.batches)
             current = self.named(self.vector)
             if self.memory is not None:
@@ -259,14 +259,12 @@ class Problem:
     @property
     def has_data(self) -> bool:
         """Whether the loss is one over data, not a function of the parameters alone."""
-        return isinstance(self._evaluate, Evaluator) or self._evaluate.with_data
+        return self._evaluate.with_data
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the flat vector: the widest of the parameters'."""
-        if self._cast is not None:
-            return self._cast
-        kinds = {tensor.dtype for tensor in self._parameters.values()}
+        kinds = {self._cast or tensor.dtype for tensor in self._parameters.values()}
         return reduce(torch.promote_types, kinds, torch.bfloat16)
 
     @property
@@ -282,15 +280,12 @@ class Problem:
     @property
     def loss_function(self) -> Loss | None:
         """The loss at the model's output, or None when the problem is one function."""
-        run = self._evaluate
-        return run.loss if isinstance(run, Evaluator) and not run.model_loss else None
+        return None if self._evaluate.model_loss else self._evaluate.loss
 
     @property
     def model(self) -> nn.Module | None:
         """The private copy of the model that is evaluated, or None."""
-        run = self._evaluate
-        own = isinstance(run, Evaluator) and not isinstance(run, OutputEvaluator)
-        return run.model if own else None  # type: ignore[union-attr]
+        return self._evaluate.model if type(self._evaluate) is Evaluator else None
 
     def at(self, theta: Tensor | Parameters) -> Problem:
         """The same problem at other parameters: a flat vector, or tensors by name (the rest as is).
@@ -299,17 +294,12 @@ class Problem:
         vector. Nothing in it follows later training, not the batch-norm statistics either.
         """
         vector = self.vector if isinstance(theta, Mapping) else self._check_vector(theta)
-        other = copy.copy(self)
-        other._sharded = None
-        held: dict[str, Tensor] = {}
         run = self._evaluate
-        if isinstance(run, Evaluator):
-            # copies of what training changes: buffers and trainable parameters
-            moving = {name for name, part in run.model.named_parameters() if part.requires_grad}
-            moving |= {name for name, _ in run.model.named_buffers()}
-            held = run.constants()
-            copies = {k: v.clone() if k in moving else v for k, v in held.items()}
-            other._evaluate = run.with_constants(copies)
+        # copies of what training changes: buffers and trainable parameters
+        moving = {name for name, part in run.model.named_parameters() if part.requires_grad}
+        moving |= {name for name, _ in run.model.named_buffers()}
+        held = run.constants()
+        constants = {k: v.clone() if k in moving else v for k, v in held.items()}
         if isinstance(theta, Mapping):
             current = self.space.unflatten(vector)
             unknown = sorted(set(theta) - set(current) - set(held))
@@ -319,14 +309,11 @@ class Problem:
                 require_type(tensor, Tensor, name, "be a tensor")
                 require_shape(tensor, shape, name)
             fixed = {k: v for k, v in theta.items() if k in held}
-            if fixed and isinstance(other._evaluate, Evaluator):
-                fixed = place_tensors(fixed, self.device, self._cast)
-                constants = {**other._evaluate.constants(), **fixed}
-                other._evaluate = other._evaluate.with_constants(constants)
+            constants |= place_tensors(fixed, self.device, self._cast)
             moved = {k: v.to(self.device, self.dtype) for k, v in theta.items() if k in current}
-            vector = other._check_vector(self.space.flatten({**current, **moved}))
-        other._theta = vector.clone()
-        return other
+            vector = self._check_vector(self.space.flatten({**current, **moved}))
+        evaluate = run.with_constants(constants)
+        return copy_with(self, _evaluate=evaluate, _theta=vector.clone(), _sharded=None)
 
     @property
     def reduced(self) -> bool:
@@ -342,9 +329,8 @@ class Problem:
         """
         other = self.fixed()
         other._cast, other._theta = torch.float64, self.vector.double()
-        if isinstance(other._evaluate, Evaluator):
-            held = place_tensors(other._evaluate.constants(), self.device, torch.float64)
-            other._evaluate = other._evaluate.with_constants(held)
+        held = place_tensors(other._evaluate.constants(), self.device, torch.float64)
+        other._evaluate = other._evaluate.with_constants(held)
         rows = max(1, max(self.batches.sizes) // 2)
         split = halved and self.norm != "train" and rows > FEW_ROWS
         other.batches = (self.batches.cut(rows) if split else self.batches).cast(torch.float64)
@@ -355,31 +341,29 @@ class Problem:
         return other
 
     def fixed(self) -> Problem:
-        """The same at the parameters it has now: nothing in it follows later training."""
+        """The same problem at its current parameters: it does not follow later training."""
         return self.at(self.vector) if self._theta is None else copy.copy(self)
 
     @property
     def held_names(self) -> tuple[str, ...]:
         """The buffers and parameters of the model that are not in the vector, by name."""
-        return tuple(self._evaluate.constants()) if isinstance(self._evaluate, Evaluator) else ()
+        return tuple(self._evaluate.constants())
 
     def restrict(self, parameters: Pattern) -> Problem:
         """The same loss as a function of some of the parameters, the rest held constant."""
-        keep = self.space.select(parameters)
-        other = copy.copy(self)
-        current = self.named(self.vector)
+        keep, run = self.space.select(parameters), self._evaluate
+        current, space = self.named(self.vector), self.space.subspace(keep)
         rest = {name: tensor for name, tensor in current.items() if name not in keep}
-        if isinstance(self._evaluate, Evaluator):
-            other._evaluate = self._evaluate.with_constants({**self._evaluate.constants(), **rest})
-        else:
-            function, with_data = self._evaluate.function, self._evaluate.with_data
-            other._evaluate = FunctionEvaluator(
-                lambda params, *batch: function({**rest, **params}, *batch), with_data
+        if isinstance(run, FunctionEvaluator):
+            function = run.function
+            evaluate: Evaluator = FunctionEvaluator(
+                lambda params, *batch: function({**rest, **params}, *batch), run.with_data
             )
-        other._parameters = {name: self._parameters[name] for name in keep}
-        other.space = self.space.subspace(keep)
-        other._theta = None if self._theta is None else other.space.flatten(current)
-        return other
+        else:
+            evaluate = run.with_constants({**run.constants(), **rest})
+        own = {name: self._parameters[name] for name in keep}
+        theta = None if self._theta is None else space.flatten(current)
+        return copy_with(self, _evaluate=evaluate, _parameters=own, space=space, _theta=theta)
 
     def subsample(self, count: int, seed: int = 0, batch_size: int | None = None) -> Problem:
         """The same problem on ``count`` random samples; norm="train" needs ``batch_size``."""
@@ -394,15 +378,14 @@ class Problem:
 
     def on(self, data: Any, batch_size: int | None = None) -> Problem:
         """The same model, loss and parameters on other data, such as a held-out set."""
-        other = copy.copy(self)
-        other.batches = data if isinstance(data, Batches) else self._make_batches(data, batch_size)
+        own = isinstance(data, Batches)
+        other = copy_with(self, batches=data if own else self._make_batches(data, batch_size))
         other._finish()
         return other
 
     def on_checked(self, batches: Batches) -> Problem:
-        """The same on samples of its own data, which need no second look."""
-        other = copy.copy(self)
-        other.batches = batches
+        """The same problem on some of its own samples, which are not checked again."""
+        other = copy_with(self, batches=batches)
         other._weigh()
         return other
 
@@ -412,7 +395,7 @@ class Problem:
         They are averaged batch by batch. The user's model keeps its own statistics.
         """
         inner = self._evaluate
-        if self.model is None or not isinstance(inner, Evaluator):
+        if self.model is None:
             raise ValueError(message("the problem", "have a model", "one made by from_function"))
         constants = inner.constants()
         modules = inner.model.named_modules()
@@ -429,9 +412,7 @@ class Problem:
             for batch in self.batches:
                 args, kwargs, _ = inner.split(batch)
                 functional_call(inner.model, tensors, args, kwargs)  # writes to ``fresh``
-        other = copy.copy(self)
-        other._evaluate = inner.with_constants({**constants, **fresh})
-        return other
+        return copy_with(self, _evaluate=inner.with_constants({**constants, **fresh}))
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
         """A vector (P,), or several (k, P), as named tensors in their parameters' dtypes."""
@@ -446,9 +427,9 @@ class Problem:
     def recomputes(self) -> bool:
         """Whether passes differentiated once rerun the model's checkpointed parts."""
         run = self._evaluate
-        if not isinstance(run, Evaluator) or not run.checkpoints:
-            return False
-        return run.recomputes(lambda: (self.named(self.vector), self.batches.first()))
+        return run.checkpoints and run.recomputes(
+            lambda: (self.named(self.vector), self.batches.first())
+        )
 
     def output(self, parameters: Parameters, batch: Batch) -> Any:
         """The model's output for one batch at named parameters."""
@@ -469,11 +450,13 @@ class Problem:
         of causal language models is: where it has the same value and gradient on the first batch.
         Else this raises, and names the cure.
         """
-        if self.loss_function is None and isinstance(self._evaluate, Evaluator):
+        if self.loss_function is None and self.model is not None:
             for name in OWN_LOSSES:
+                named = copy_with(
+                    self._evaluate, loss=make_loss(name), model_loss=False, shifts=None
+                )
                 try:
-                    other = copy.copy(self)
-                    other._evaluate = self._evaluate.with_named_loss(make_loss(name), self.count)
+                    other = copy_with(self, _evaluate=named.with_count(self.count))
                     other._finish()
                 # logits or labels of another form
                 except (ValueError, TypeError, RuntimeError, LookupError, AttributeError):
@@ -514,10 +497,7 @@ class Problem:
         wide = torch.promote_types(vector.dtype, torch.float32)
         total = torch.zeros(self.num_parameters, dtype=wide, device=self.device)
         for weight, batch in self.share:
-            leaves = {k: v.detach().requires_grad_() for k, v in self.named(vector).items()}
-            with recomputing(self.recomputes):
-                loss = self.batch_loss(leaves, batch)
-            grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            _, grads = self._evaluate.gradients(self.named(vector), batch, self.recomputes)
             total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
         gradient = self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
         # elsewhere a run may have diverged
@@ -544,10 +524,9 @@ class Problem:
         """The same problem for this process alone; no other rank need take part."""
         if self.ranks.size == 1:
             return self
-        other = copy.copy(self)
-        other.ranks = Ranks(None)
-        other.share = Share(other.ranks, self.batches, self.weights, False, self._evaluate.terms)
-        return other
+        ranks = Ranks(None)
+        share = Share(ranks, self.batches, self.weights, False, self._evaluate.terms)
+        return copy_with(self, ranks=ranks, share=share)
 
     def agree(self, what: str, besides: Mapping[str, object] | None = None) -> None:
         """Raise where ranks differ in the parameters, the constants, or ``besides``."""
@@ -558,8 +537,6 @@ class Problem:
     def _read_constants(self) -> list[Tensor]:
         """The constants that a pass reads; norm="train" reads no running statistics."""
         run = self._evaluate
-        if not isinstance(run, Evaluator):
-            return []
         layers = run.model.named_modules() if self.norm == "train" else ()
         unread = set[str]()
         for name, layer in layers:
@@ -568,7 +545,7 @@ class Problem:
         return [tensor for name, tensor in run.constants().items() if name not in unread]
 
     def identity(self) -> dict[str, Any]:
-        """What tells this problem from others: digests of all that its loss is made of.
+        """Digests that identify this problem: of everything that its loss is computed from.
 
         Every byte of the data counts, which takes a pass over them; so do the parameters, the
         buffers and other constants, the layers and the code of the model, the loss and its
@@ -577,7 +554,7 @@ class Problem:
         rounding; all else is equal or the problem is another one.
         """
         run, theta, named_loss = self._evaluate, self.vector, self.loss_function
-        loss = run.loss if isinstance(run, Evaluator) else None
+        loss = None if isinstance(run, FunctionEvaluator) else run.loss
         # whether the loss may depend on how data are cut into batches
         meet = self.norm == "train" or named_loss is None or isinstance(named_loss, Custom)
         with rng_untouched():
@@ -634,7 +611,7 @@ class Problem:
 
     def _with_model(self, what: str) -> Evaluator:
         run = self._evaluate
-        if isinstance(run, Evaluator) and not run.model_loss:
+        if not run.model_loss:
             return run
         got, cure = 'one with loss="model"', "name the loss of the output, such as"
         cure += ' loss="cross_entropy" with "labels" in the batches'
@@ -643,11 +620,6 @@ class Problem:
             cure = "give from_function the output function and loss= apart"
         expected = f"be made of a model and a loss of its output for {what}"
         raise TypeError(message("the problem", expected, got, cure))
-
-
-def _blank(count: int) -> list[Tensor]:
-    """The batches of a loss without data: samples of nothing."""
-    return [torch.zeros(count, 0)]
 
 
 def _float_dtype(dtype: Any) -> torch.dtype | None:

@@ -350,27 +350,23 @@ def _damping(levels: NoiseLevels, request: AdviceRequest, name: str) -> list[Rec
     usual = "" if request.learning_rate is not None else " (the usual rate)"
     least = []
     for size in request.batch_sizes:
-        for suffix, (curvature, formula, numbers) in _damping_errors(levels, size).items():
+        # λ₁r, the curvature hidden in a batch's flat directions, estimated in three ways
+        view, order = levels.view(size), levels.parameters
+        b = view.effective
+        expected, true = float(levels.expected_excess(b)), float(levels.largest)
+        isotropic = levels.finite * order * float(levels.variance) / (b * true)
+        seen = true * (1 - float(view.overlap))
+        spread = f"σ² = {text(levels.variance)}, P = {order:,}, b = {b:.5g}"
+        overlap = f"|φ̂₁ᵀφ₁|² = {text(view.overlap)} measured on the batches"
+        for suffix, (curvature, formula, numbers) in {
+            "": (expected, "ατ²/(2bλ₁)", f"τ² = {text(levels.tau2)}, b = {b:.5g}"),
+            ", isotropic noise": (isotropic, "αPσ²/(2bλ₁)", spread),
+            ", from overlap": (seen, "αλ₁(1 − |φ̂₁ᵀφ₁|²)/2", overlap),
+        }.items():
             value = Estimate(rate * curvature / 2, math.nan)
             reason = f"{formula} with α = {rate:g}{usual}, λ₁ = {text(levels.largest)}, {numbers}"
             least.append(Recommendation(name + suffix, size, value, reason))
     return least
-
-
-def _damping_errors(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[float, str, str]]:
-    """λ₁r, the curvature hidden in a batch's flat directions, estimated in three ways."""
-    view, order = levels.view(batch_size), levels.parameters
-    b = view.effective
-    expected, true = float(levels.expected_excess(b)), float(levels.largest)
-    isotropic = levels.finite * order * float(levels.variance) / (b * true)
-    seen = true * (1 - float(view.overlap))
-    spread = f"σ² = {text(levels.variance)}, P = {order:,}, b = {b:.5g}"
-    overlap = f"|φ̂₁ᵀφ₁|² = {text(view.overlap)} measured on the batches"
-    return {
-        "": (expected, "ατ²/(2bλ₁)", f"τ² = {text(levels.tau2)}, b = {b:.5g}"),
-        ", isotropic noise": (isotropic, "αPσ²/(2bλ₁)", spread),
-        ", from overlap": (seen, "αλ₁(1 − |φ̂₁ᵀφ₁|²)/2", overlap),
-    }
 
 
 def _root_rate(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:

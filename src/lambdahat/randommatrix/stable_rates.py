@@ -19,14 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lambdahat._core.check import (
-    describe,
-    require,
-    require_choice,
-    require_count,
-    require_positive,
-    require_type,
-)
+from lambdahat._core import check
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import Result
@@ -108,27 +101,27 @@ def largest_stable_rate(
     require_problem(problem)
     if isinstance(optimizer, str):
         cure = "for others pass a function (parameters, rate) -> torch.optim.Optimizer"
-        make = NAMED[require_choice(optimizer, "optimizer", NAMED, cure)]
+        make = NAMED[check.require_choice(optimizer, "optimizer", NAMED, cure)]
     else:
         known = f"be one of {', '.join(NAMED)}, or a function"
         expected = f"{known} (parameters, rate) -> torch.optim.Optimizer"
         fine = callable(optimizer) and not isinstance(optimizer, Optimizer)
-        require(fine, "optimizer", expected, describe(optimizer), "", TypeError)
+        check.require(fine, "optimizer", expected, check.describe(optimizer), "", TypeError)
         make = optimizer
     total = problem.num_samples
     size, cure = total, "a batch cannot hold more samples than the data"
     if batch_size is not None:
-        size = require_count(batch_size, "batch_size", 1, total, cure)
-    require_count(steps, "steps")
-    require_count(runs, "runs", 2, cure="one run shows no error")
-    require_positive(start, "start")
-    require_positive(tol, "tol")
-    require_positive(1.0 if factor is None else factor, "factor")
+        size = check.require_count(batch_size, "batch_size", 1, total, cure)
+    check.require_count(steps, "steps")
+    check.require_count(runs, "runs", 2, cure="one run shows no error")
+    check.require_positive(start, "start")
+    check.require_positive(tol, "tol")
+    check.require_positive(1.0 if factor is None else factor, "factor")
     first = problem.loss()
-    require(math.isfinite(first), "the loss at the start", "be finite", f"{first:.6g}")
+    check.require(math.isfinite(first), "the loss at the start", "be finite", f"{first:.6g}")
     cure = "shift it, for growth is judged by its ratio, or pass factor=None"
     fine = factor is None or first > 0
-    require(fine, "the loss at the start", "be above 0", f"{first:.6g}", cure)
+    check.require(fine, "the loss at the start", "be above 0", f"{first:.6g}", cure)
     work = _Trials(problem, make, size, steps, first, factor, seed)
     brackets: list[tuple[float, float]] = []
     runs = 1 if size == total else runs
@@ -177,7 +170,7 @@ def bisect_rate(
         edge = f"{high:.3g} is stable" if good else f"{low:.3g} diverges"
         expected = "be stable at some rates and not at others"
         cure = "" if good else "near a minimum pass factor=None"
-        require(False, "the optimiser", expected, f"one that at {edge}", cure, NoLimitError)
+        check.require(False, "the optimiser", expected, f"one that at {edge}", cure, NoLimitError)
     while high > (1 + tol) * low:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if stable(middle) else (low, middle)
@@ -227,7 +220,7 @@ class _Trials:
         begin = self.problem.named(self.problem.vector)
         named = {name: t.detach().clone().requires_grad_() for name, t in begin.items()}
         optimizer = self.make(list(named.values()), rate)
-        require_type(optimizer, Optimizer, "optimizer", "return a torch.optim.Optimizer")
+        check.require_type(optimizer, Optimizer, "optimizer", "return a torch.optim.Optimizer")
         scale = abs(self.first) + self.noise or 1.0
         for parts in self._batches(run):
             loss = optimizer.step(lambda parts=parts: self._backward(optimizer, named, parts))  # type: ignore[misc]
@@ -316,7 +309,7 @@ def rate_ratio(
     require_problem(problem)
     fine = isinstance(optimizer, Optimizer) and not isinstance(optimizer, torch.optim.LBFGS)
     expected = "be a torch.optim.Optimizer that steps without a closure"
-    require(fine, "optimizer", expected, optimizer, error=TypeError)
+    check.require(fine, "optimizer", expected, optimizer, error=TypeError)
     pairs = extreme_eigenpairs(hessian(problem), 1, seed=seed) if eigenpairs is None else eigenpairs
     directions = _flat_directions(problem, pairs, flat, seed)
     with _Probe(problem, optimizer, gradient, backward).started() as probe:
@@ -325,7 +318,7 @@ def rate_ratio(
     error = float(rates.std() / math.sqrt(len(rates))) if len(rates) > 1 else math.nan
     mean = Estimate(float(rates.mean()), error, dof=max(len(rates) - 1, 1))
     first, expected = float(sharp[0]), "move along the sharpest direction"
-    require(first != 0, "optimizer", expected, "a step of 0", "raise its learning rate")
+    check.require(first != 0, "optimizer", expected, "a step of 0", "raise its learning rate")
     ratio = Estimate(float(mean) / first, abs(error / first), dof=mean.dof)
     return RateRatio(ratio, mean, sharp, pairs.values.double(), nonlinearity)
 
@@ -333,14 +326,16 @@ def rate_ratio(
 def _flat_directions(problem: Problem, pairs: Eigenpairs, flat: int | Tensor, seed: int) -> Tensor:
     """Unit vectors (P, k), random ones orthogonal to the sharp ones."""
     size, sharp = problem.num_parameters, pairs.vectors.to(problem.device, torch.float64)
-    require(sharp.shape[0] == size, "eigenpairs", f"have vectors of length {size}", pairs.vectors)
+    check.require(
+        sharp.shape[0] == size, "eigenpairs", f"have vectors of length {size}", pairs.vectors
+    )
     if isinstance(flat, Tensor):
         given = flat.reshape(len(flat), -1).to(problem.device, torch.float64)
-        require(len(flat) == size, "flat", f"have shape ({size}, k)", flat)
+        check.require(len(flat) == size, "flat", f"have shape ({size}, k)", flat)
         return nn.functional.normalize(given, dim=0)
-    require_count(flat, "flat", 1)
+    check.require_count(flat, "flat", 1)
     fine = sharp.shape[1] < size
-    require(fine, "eigenpairs", f"leave flat directions, fewer than {size}", pairs.vectors)
+    check.require(fine, "eigenpairs", f"leave flat directions, fewer than {size}", pairs.vectors)
     rng = generator(seed, "flat directions")
     draws = torch.randn(size, flat, generator=rng, dtype=torch.float64).to(problem.device)
     for _ in range(2):
@@ -362,12 +357,24 @@ class _Probe:
         backward: Callable[[], object] | None,
     ) -> None:
         self.problem, self.optimizer, self.backward = problem, optimizer, backward
-        self.parameters = _match_parameters(problem, optimizer)
+        # the optimiser's own parameters in the order of the problem's vector
+        source = problem.source
+        named = dict(source.named_parameters()) if isinstance(source, nn.Module) else source
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [
+            name for name in problem.space.names if name not in named or id(named[name]) not in held
+        ]
+        expected = "hold the parameters of the problem"
+        got = f"none for {', '.join(missing[:3])}"
+        check.require(not missing, "optimizer", expected, got, "make both of the same model")
+        self.parameters = [named[name] for name in problem.space.names]
         self.point = [p.detach().clone() for p in self.parameters]
         self.gradient = problem.gradient()
         if base is not None:
             fits = isinstance(base, Tensor) and base.shape == self.gradient.shape
-            require(fits, "gradient", f"be a tensor of shape ({problem.num_parameters},)", base)
+            check.require(
+                fits, "gradient", f"be a tensor of shape ({problem.num_parameters},)", base
+            )
         self.base = torch.zeros_like(self.gradient) if base is None else base.to(self.gradient)
         self.snapshot: dict[str, Any] = {}
         self.reach = math.nan
@@ -463,20 +470,6 @@ class _Probe:
         with torch.no_grad():
             for p, value in zip(self.parameters, self.point, strict=True):
                 p.copy_(value)
-
-
-def _match_parameters(problem: Problem, optimizer: Optimizer) -> list[Tensor]:
-    """The optimiser's own parameters in the order of the problem's vector."""
-    source = problem.source
-    named = dict(source.named_parameters()) if isinstance(source, nn.Module) else source
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [
-        name for name in problem.space.names if name not in named or id(named[name]) not in held
-    ]
-    expected = "hold the parameters of the problem"
-    got = f"none for {', '.join(missing[:3])}"
-    require(not missing, "optimizer", expected, got, "make both of the same model")
-    return [named[name] for name in problem.space.names]
 
 
 def _optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:

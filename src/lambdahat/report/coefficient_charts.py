@@ -52,29 +52,23 @@ def _(coefficient: LearningCoefficient) -> list[Chart]:
     """The charts of the chains, or where they were not kept the value with its interval."""
     if coefficient.chains is not None:
         return _chain_charts(coefficient, coefficient.chains)
-    title = with_status(
-        value_text(coefficient) + settings_text(coefficient, ", "), coefficient.status
-    )
-    return [interval_chart(title, coefficient)]
+    text = value_text(coefficient) + settings_text(coefficient, ", ")
+    return [interval_chart(with_status(text, coefficient.status), coefficient)]
 
 
 def _chain_charts(result: Chains | LearningCoefficient, chains: Chains) -> list[Chart]:
     """The running λ̂ with its band, traces, distance from the centre, acceptance, diagnostics."""
-    seen, lost = chains.diagnostics, bool(chains.diagnostics.diverged.all())
-    mixing = (
-        f"R̂ = {seen.rhat:.3f}, {seen.ess_mean:,.0f} effective draws. Thick lines: rolling means."
-    )
-    traces = _trace_chart(
-        chains, chains.energies, "Traces", "nβ(L − L*)", "Every chain diverged." if lost else mixing
-    )
+    seen, caption = chains.diagnostics, "Every chain diverged."
+    if not seen.diverged.all():
+        mixing = f"R̂ = {seen.rhat:.3f}, {seen.ess_mean:,.0f} effective draws"
+        caption = f"{mixing}. Thick lines: rolling means."
+    traces = _trace_chart(chains, chains.energies, "Traces", "nβ(L − L*)", caption)
     sensitivity = result.sensitivity if isinstance(result, LearningCoefficient) else None
     slope = float(sensitivity.localization) if sensitivity is not None else math.nan
-    caption = (
-        f"Doubling γ changes λ̂ by about {math.log(2) * slope:.2g}." if math.isfinite(slope) else ""
-    )
-    distances = _trace_chart(
-        chains, chains.distances, "Distance from the centre", "distance ‖w − w*‖", caption
-    )
+    known = math.isfinite(slope)
+    caption = f"Doubling γ changes λ̂ by about {math.log(2) * slope:.2g}." if known else ""
+    labels = ("Distance from the centre", "distance ‖w − w*‖")
+    distances = _trace_chart(chains, chains.distances, *labels, caption)
     charts = [_running(result, chains), traces, distances]
     if (chains.acceptances < 1).any():
         charts.append(_acceptance(chains))
@@ -92,12 +86,8 @@ def _looks(chains: Chains) -> Iterator[tuple[int, str, str, bool]]:
         if count > len(COLOURS):
             yield chain, "sky", f"{count} chains", chain == 0
         else:
-            yield (
-                chain,
-                COLOURS[chain],
-                f"chain {chain + 1}" + (" (diverged)" if diverged[chain] else ""),
-                True,
-            )
+            lost = " (diverged)" if diverged[chain] else ""
+            yield chain, COLOURS[chain], f"chain {chain + 1}{lost}", True
 
 
 def _trace_chart(chains: Chains, values: Array, title: str, label: str, caption: str) -> Chart:
@@ -119,15 +109,8 @@ def _trace_chart(chains: Chains, values: Array, title: str, label: str, caption:
     low, high = (float(kept.min()), float(kept.max())) if kept.size else (0.0, 0.0)
     room = 0.05 * (high - low)
     ends = (0.0 if 0 <= low < 0.5 * high else low - room, high + room) if room else (None, None)
-    return Chart(
-        title,
-        _draw_label(chains),
-        label,
-        (*faint, *means),
-        y_log=lost,
-        y_range=ends,
-        caption=caption,
-    )
+    axes, series = (_draw_label(chains), label), (*faint, *means)
+    return Chart(title, *axes, series, y_log=lost, y_range=ends, caption=caption)
 
 
 def _rolling(values: Array, window: int) -> tuple[list[float], list[float]]:
@@ -174,29 +157,19 @@ def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
         pooled = np.cumsum(kept.mean(axis=0)) / np.arange(1, draws + 1)
         half = NORMAL * np.array([standard_error(kept[:, :look]) for look in looks])
         band = np.interp(places, looks, half, left=math.nan)
-        series.append(
-            Series(
-                "all chains",
-                numbers(places),
-                numbers(pooled[places - 1]),
-                numbers(band),
-                colour="ink",
-                band=over,
-            )
-        )
+        x, y, half_widths = map(numbers, (places, pooled[places - 1], band))
+        series.append(Series("all chains", x, y, half_widths, colour="ink", band=over))
         ends = _frame(pooled, half, looks, float(final), half_width(final))
     value = "λ̂ unknown"
     if math.isfinite(float(final)):
         value = f"λ̂ = {value_text(final)}"
         look = {"colour": "ink", "mark": "diamond", "band": over}
         series.append(interval_series(value, [(float(draws), final)], **look))
-    title, label = (
-        with_status(f"Running mean: {value}", result.status),
-        "λ̂, mean of the draws so far",
-    )
+    title = with_status(f"Running mean: {value}", result.status)
     look = {"y_log": not len(kept), "y_range": ends}
     look["caption"] = f"{_setting(result, chains)}.{_correction(result)}"
-    return Chart(title, _draw_label(chains), label, tuple(series), **look)
+    labels = _draw_label(chains), "λ̂, mean of the draws so far"
+    return Chart(title, *labels, tuple(series), **look)
 
 
 def _frame(
@@ -214,11 +187,8 @@ def _frame(
 def _setting(result: Chains | LearningCoefficient, chains: Chains) -> str:
     """Temperature, localization, step size and kernel in one line."""
     name = result.temperature if isinstance(result, LearningCoefficient) else ""
-    batch = (
-        "all"
-        if chains.batch_size == chains.num_samples
-        else f"{chains.batch_size:,} of {chains.num_samples:,}"
-    )
+    whole = chains.batch_size == chains.num_samples
+    batch = "all" if whole else f"{chains.batch_size:,} of {chains.num_samples:,}"
     parts = [
         f"nβ = {chains.nbeta:.4g}" + (f" ({name})" if name else ""),
         f"γ {gamma_text(chains.localization)}",
@@ -233,12 +203,9 @@ def _correction(result: Chains | LearningCoefficient) -> str:
     """What lies between the last mean and λ̂, where it is the bias of the steps."""
     if not isinstance(result, LearningCoefficient) or not result.discretisation_bias:
         return ""
-    corrected = math.isclose(result.raw - result.discretisation_bias, float(result), rel_tol=1e-5)
-    return (
-        f" λ̂ is the last mean less the bias of the steps, {result.discretisation_bias:.2g}."
-        if corrected
-        else ""
-    )
+    bias = result.discretisation_bias
+    corrected = math.isclose(result.raw - bias, float(result), rel_tol=1e-5)
+    return f" λ̂ is the last mean less the bias of the steps, {bias:.2g}." if corrected else ""
 
 
 def _acceptance(chains: Chains) -> Chart:
@@ -259,37 +226,27 @@ def _diagnostics(
     seen = chains.diagnostics
     rejects = bool((chains.acceptances < 1).any())
     label = "acceptance" if rejects else "acceptance of MALA steps of this ε"
-    known = [(label, f"{seen.acceptance:.3f}")] if math.isfinite(seen.acceptance) else []
-    rows = [
-        *known,
-        ("R̂, rank-normalised", f"{seen.rhat:.4f}"),
-        (
-            "effective draws: bulk, tail, mean",
-            f"{seen.ess_bulk:,.0f}, {seen.ess_tail:,.0f}, {seen.ess_mean:,.0f}",
-        ),
-        ("drift, last third less first", value_text(seen.drift)),
-        ("drift of the distance", value_text(seen.distance_drift)),
-    ]
+    sizes = f"{seen.ess_bulk:,.0f}, {seen.ess_tail:,.0f}, {seen.ess_mean:,.0f}"
+    rows = {label: f"{seen.acceptance:.3f}"} if math.isfinite(seen.acceptance) else {}
+    rows |= {
+        "R̂, rank-normalised": f"{seen.rhat:.4f}",
+        "effective draws: bulk, tail, mean": sizes,
+        "drift, last third less first": value_text(seen.drift),
+        "drift of the distance": value_text(seen.distance_drift),
+    }
     if isinstance(result, LearningCoefficient):
-        rows.append(
-            (
-                "mean of the draws, bias of the steps",
-                f"{result.raw:.4g}, {result.discretisation_bias:.2g}",
-            )
-        )
-    return (
-        *rows,
-        (
-            "diverged chains, times pulled back",
-            f"{seen.diverged.sum()} of {len(chains)}, {seen.bounded.sum():,}",
-        ),
-        (
-            "burn-in steps, draws, chains",
-            f"{chains.burn_in:,}, {chains.losses.shape[1]:,}, {len(chains)}",
-        ),
-        ("kernel, step size", f"{chains.kernel}, {chains.step_size:.3g}"),
-        ("nβ, γ", f"{chains.nbeta:.5g}, {gamma_text(chains.localization).removeprefix('= ')}"),
-    )
+        means = f"{result.raw:.4g}, {result.discretisation_bias:.2g}"
+        rows["mean of the draws, bias of the steps"] = means
+    lost = f"{seen.diverged.sum()} of {len(chains)}, {seen.bounded.sum():,}"
+    counts = f"{chains.burn_in:,}, {chains.losses.shape[1]:,}, {len(chains)}"
+    gamma = gamma_text(chains.localization).removeprefix("= ")
+    rows |= {
+        "diverged chains, times pulled back": lost,
+        "burn-in steps, draws, chains": counts,
+        "kernel, step size": f"{chains.kernel}, {chains.step_size:.3g}",
+        "nβ, γ": f"{chains.nbeta:.5g}, {gamma}",
+    }
+    return tuple(rows.items())
 
 
 @charts_of.register
@@ -337,37 +294,21 @@ def _(curve: CoefficientCurve) -> list[Chart]:
     """
     known, first = math.isfinite(curve.default), curve.results[0]
     if curve.axis == "localization":
-        letter, label, fixed = (
-            "γ",
-            "localization γ",
-            f"nβ = {first.nbeta:.4g} ({first.temperature})",
-        )
+        letter, label = "γ", "localization γ"
+        fixed = f"nβ = {first.nbeta:.4g} ({first.temperature})"
         default = f"γ of the rule = {curve.default:.3g}"
     else:
         letter, label, fixed = "nβ", "inverse temperature nβ", f"γ {gamma_text(curve.fixed)}"
         default = f"n/ln n = {curve.default:.4g}"
-    series = [
-        interval_series(
-            "λ̂", zip(numbers(curve.grid), curve.results, strict=True), "line", colour="blue"
-        )
-    ]
+    points = zip(numbers(curve.grid), curve.results, strict=True)
+    series = [interval_series("λ̂", points, "line", colour="blue")]
     pieces = [(*piece, (piece[0][1], None)) for piece in _tangents(curve)]
     ends = [end for piece in pieces for end in piece][:-1]
     if ends:
         name, x, y = f"slope dλ̂/d ln {letter}", [x for x, _ in ends], [y for _, y in ends]
         series.append(Series(name, x, y, style="segments", colour="vermilion"))
-    marks, caption = ((default, curve.default),) if known else (), f"At {fixed}."
-    return [
-        Chart(
-            f"λ̂ over {letter}",
-            label,
-            "λ̂",
-            tuple(series),
-            x_log=True,
-            x_lines=marks,
-            caption=caption,
-        )
-    ]
+    look: Any = {"x_lines": ((default, curve.default),) if known else (), "caption": f"At {fixed}."}
+    return [Chart(f"λ̂ over {letter}", label, "λ̂", tuple(series), x_log=True, **look)]
 
 
 def _tangents(curve: CoefficientCurve) -> list[tuple[tuple[float, float], tuple[float, float]]]:
@@ -387,9 +328,8 @@ def _tangents(curve: CoefficientCurve) -> list[tuple[tuple[float, float], tuple[
 def _(trajectory: Trajectory) -> list[Chart]:
     """λ̂ along training; hollow where it did not converge."""
     where, first = numbers(trajectory.labels), trajectory.results[0]
-    curve = interval_series(
-        "λ̂", zip(where, trajectory.results, strict=True), "joined", colour="blue"
-    )
+    points = zip(where, trajectory.results, strict=True)
+    curve = interval_series("λ̂", points, "joined", colour="blue")
     named = f" ({first.temperature})" if first.temperature else ""
     caption = f"At nβ = {first.nbeta:.4g}{named}, γ {gamma_text(first.localization)}."
     zero = (("", 0.0),) if trajectory.values.min() < 0 else ()
@@ -416,12 +356,8 @@ def _(scaling: VolumeScaling) -> list[Chart]:
         shape += (scaling.multiplicity - 1) * np.log(np.log(levels[0] / levels[low]))
         fitted = np.exp(shape + np.mean(scaling.log_volumes[low] - shape))
         power = "" if scaling.multiplicity == 1 else f", m = {scaling.multiplicity}"
-        name = f"slope λ = {value_text(slope)}{power}"
-        series.append(
-            Series(
-                name, numbers(levels[low]), numbers(fitted), style="segments", colour="vermilion"
-            )
-        )
+        name, x, y = f"slope λ = {value_text(slope)}{power}", numbers(levels[low]), numbers(fitted)
+        series.append(Series(name, x, y, style="segments", colour="vermilion"))
     title = with_status("Volume of nearly optimal parameters", scaling.status)
     look = {"x_log": True, "y_log": True, "caption": f"Within {scaling.radius:.3g} of w*."}
     return [Chart(title, "level ε of L − L*", "V(ε), share of the ball", tuple(series), **look)]
@@ -435,14 +371,10 @@ def _(regression: TemperatureRegression) -> list[Chart]:
     heights, half = regression.losses - base, NORMAL * regression.errors
     look: Any = {"band": INTERVAL, "statuses": [regression.status.name] * len(where)}
     points = Series("chains", numbers(where), numbers(heights), numbers(half), "points", **look)
-    line = Series(
-        f"slope λ = {value_text(slope)}", [0.0, end], [0.0, float(slope) * end], style="segments"
-    )
-    misfit = (
-        f", χ² per degree of freedom {regression.misfit:.2g}"
-        if math.isfinite(regression.misfit)
-        else ""
-    )
+    name, ends = f"slope λ = {value_text(slope)}", ([0.0, end], [0.0, float(slope) * end])
+    line, misfit = Series(name, *ends, style="segments"), ""
+    if math.isfinite(regression.misfit):
+        misfit = f", χ² per degree of freedom {regression.misfit:.2g}"
     title = with_status("Loss over temperature", regression.status)
     caption = f"Intercept {value_text(regression.intercept)}{misfit}."
     look = {"caption": caption, "x_range": (0.0, end)}
@@ -452,27 +384,13 @@ def _(regression: TemperatureRegression) -> list[Chart]:
 @charts_of.register
 def _(energy: FreeEnergy) -> list[Chart]:
     """λ̂ over nβ: its integral over ln nβ is the free energy above n·L*."""
-    series = Series(
-        "λ̂",
-        numbers(energy.nbetas),
-        numbers(energy.energies),
-        numbers(NORMAL * energy.errors),
-        "area",
-        band=INTERVAL,
-        statuses=[energy.status.name] * len(energy.nbetas),
-    )
+    x, y, half = map(numbers, (energy.nbetas, energy.energies, NORMAL * energy.errors))
+    statuses = [energy.status.name] * len(x)
+    series = Series("λ̂", x, y, half, "area", band=INTERVAL, statuses=statuses)
     title = with_status(f"Free energy {value_text(energy.value)}", energy.status)
     caption = "The shaded area is the integral over ln nβ."
-    return [
-        Chart(
-            title,
-            "inverse temperature nβ",
-            "λ̂ = nβ·E[L − L*]",
-            (series,),
-            x_log=True,
-            caption=caption,
-        )
-    ]
+    labels = (title, "inverse temperature nβ", "λ̂ = nβ·E[L − L*]")
+    return [Chart(*labels, (series,), x_log=True, caption=caption)]
 
 
 @charts_of.register
@@ -491,33 +409,19 @@ def _(verification: Verification) -> list[Chart]:
             series.append(Series(name, places, errors, half, "points", **look))
         ends = [abs(error) + width for error, width in zip(errors, half, strict=True)]
         reach = max([reach, *(1.05 * end for end in ends if math.isfinite(end))])
-    known = [
-        place
+    shifts = {
+        place: 100 * (row.asymptotic / float(row.truth) - 1)
         for place, row in enumerate(rows)
         if math.isfinite(row.asymptotic) and float(row.truth)
-    ]
-    if known:
-        shifts = [100 * (rows[place].asymptotic / float(rows[place].truth) - 1) for place in known]
-        seen = [min(max(shift, -reach), reach) for shift in shifts]
-        texts = [
-            f"{shift:+.0f} %" if at != shift else "" for at, shift in zip(seen, shifts, strict=True)
-        ]
-        series.append(
-            Series(
-                "λ as n → ∞",
-                known,
-                seen,
-                style="points",
-                mark="diamond",
-                colour="muted",
-                texts=texts,
-            )
-        )
-    held = f"{verification.covered} of {len(rows)} intervals of 95 % hold the truth; error "
-    caption = (
-        f"{held}{verification.median_error:.1%} in the median, {verification.worst_error:.1%} at"
-        " worst."
-    )
+    }
+    if shifts:
+        seen = {place: min(max(shift, -reach), reach) for place, shift in shifts.items()}
+        texts = [f"{shifts[at]:+.0f} %" if seen[at] != shifts[at] else "" for at in shifts]
+        look = {"style": "points", "mark": "diamond", "colour": "muted", "texts": texts}
+        series.append(Series("λ as n → ∞", list(seen), list(seen.values()), **look))
+    held = f"{verification.covered} of {len(rows)} intervals of 95 % hold the truth"
+    median, worst = f"{verification.median_error:.1%}", f"{verification.worst_error:.1%}"
+    caption = f"{held}; error {median} in the median, {worst} at worst."
     tolerated = (f"± {100 * TOLERANCE:.0f} %", -100 * TOLERANCE, 100 * TOLERANCE)
     look = {"lines": (("", 0.0),), "bands": (tolerated,), "y_range": (-1.2 * reach, 1.2 * reach)}
     look |= {"x_names": tuple(row.case for row in rows), "horizontal": True, "caption": caption}

@@ -85,7 +85,11 @@ PER_INCH = 15  # letters of a caption
 
 def draw(chart: Chart, ax: Axes | None = None, caption: bool = False) -> Axes:
     """Draw a chart and return its axes; for a surface a given ``ax`` must be three-dimensional."""
-    axes: Any = _new_axes(chart) if ax is None else ax
+    axes: Any = ax
+    if ax is None:
+        figure = new_figure(*size_of(chart))
+        solid = chart.surface
+        axes = figure.add_subplot(projection="3d") if solid else tidy(figure.add_subplot())
     if chart.rows:
         _draw_list(chart.rows, axes)
     elif chart.heat is not None and chart.surface:
@@ -94,52 +98,20 @@ def draw(chart: Chart, ax: Axes | None = None, caption: bool = False) -> Axes:
         if chart.heat is not None:
             _draw_map(chart.heat, axes)
         _draw_series(chart, axes)
-    across, up = (
-        (chart.y_label, chart.x_label) if chart.horizontal else (chart.x_label, chart.y_label)
-    )
+    labels = chart.x_label, chart.y_label
+    across, up = reversed(labels) if chart.horizontal else labels
     axes.set_xlabel(across)
     axes.set_ylabel(up)
-    axes.set_title(minus(chart.title), fontsize="medium", pad=_lift(chart))
-    _draw_caption(chart, axes, caption)
-    return axes  # type: ignore[no-any-return]
-
-
-def _lift(chart: Chart) -> float:
-    """Points between frame and title, where the legend of a crowded frame is."""
+    # between the frame and the title is the legend of a crowded frame
     names = {one.name for one in chart.series if one.legend}
     crowded = any(one.faint for one in chart.series) and 1 < len(names) <= INSIDE
-    return 6.0 + (16.0 * math.ceil(len(names) / ACROSS) if crowded else 0.0)
-
-
-def size_of(chart: Chart) -> tuple[float, float]:
-    """Width and height in inches of a chart, with room for names and the numbers in cells."""
-    heat = chart.heat
-    if heat is not None and not is_field(heat) and max(len(heat.x), len(heat.y)) <= TEXTED:
-        names = 0.08 * max(len(_word(y)) for y in heat.y)
-        return max(6.4, 1.6 + names + CELL[0] * len(heat.x)), max(
-            4.0, 1.2 + 0.6 * names + CELL[1] * len(heat.y)
-        )
-    if not chart.horizontal:
-        return 6.4, 4.0
-    count = len(names_of(chart))
-    return (6.4, 1.9) if count == 1 else (8.4, 1.5 + LINE * count)
-
-
-def _new_axes(chart: Chart) -> Axes:
-    figure = new_figure(*size_of(chart))
-    return figure.add_subplot(projection="3d") if chart.surface else tidy(figure.add_subplot())
-
-
-def _draw_caption(chart: Chart, axes: Any, caption: bool) -> None:
-    """Draw the warning and the caption in small letters below the x label."""
+    lift = 6.0 + (16.0 * math.ceil(len(names) / ACROSS) if crowded else 0.0)
+    axes.set_title(minus(chart.title), fontsize="medium", pad=lift)
+    # draw the warning and the caption in small letters below the x label
     parts = [(chart.warning, VERMILION)] + ([(chart.below, GREY)] if caption else [])
     width = int(PER_INCH * axes.get_window_extent().width / axes.figure.dpi)
-    look: dict[str, Any] = {
-        "textcoords": "offset points",
-        "ha": "center",
-        "va": "top",
-        "fontsize": "small",
-    }
+    look: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": "small"}
+    look["textcoords"] = "offset points"
     below = 3.0
     for text, colour in parts if axes.figure.get_layout_engine() is not None else []:
         lines = textwrap.wrap(minus(text), max(width, 20))
@@ -147,6 +119,20 @@ def _draw_caption(chart: Chart, axes: Any, caption: bool) -> None:
         if lines:
             axes.annotate("\n".join(lines), **place, **look, color=colour)
         below += 12.0 * len(lines)
+    return axes  # type: ignore[no-any-return]
+
+
+def size_of(chart: Chart) -> tuple[float, float]:
+    """Width and height in inches of a chart, with room for names and the numbers in cells."""
+    heat = chart.heat
+    if heat is not None and not is_field(heat) and max(len(heat.x), len(heat.y)) <= TEXTED:
+        names = 0.08 * max(len(_word(y)) for y in heat.y)
+        width, height = CELL[0] * len(heat.x), CELL[1] * len(heat.y)
+        return max(6.4, 1.6 + names + width), max(4.0, 1.2 + 0.6 * names + height)
+    if not chart.horizontal:
+        return 6.4, 4.0
+    count = len(names_of(chart))
+    return (6.4, 1.9) if count == 1 else (8.4, 1.5 + LINE * count)
 
 
 class _Frame:
@@ -167,14 +153,11 @@ class _Frame:
 
     def columns(self, series: Series) -> tuple[Array, Array, Any, Any]:
         """x, y and their errors as numbers, NaN for what is unknown and None for no errors."""
-        x = np.array(
-            series.x if self.numbered else [self.names.index(place_text(at)) for at in series.x],
-            float,
-        )
-        y = np.array([math.nan if value is None else value for value in series.y], float)
-        above, below, across = (
-            _errors(part) for part in (series.error, series.below, series.x_error)
-        )
+        numbered, names = self.numbered, self.names
+        places = series.x if numbered else [names.index(place_text(at)) for at in series.x]
+        x = np.array(places, float)
+        y = np.array(series.y, float)
+        above, below, across = map(_errors, (series.error, series.below, series.x_error))
         half = above if below is None or above is None else np.array([below, above])
         return x, y, half, across
 
@@ -189,18 +172,13 @@ class _Frame:
         self.axes.errorbar(first, second, xerr=xerr, yerr=yerr, capsize=3, elinewidth=1, **look)
 
     def fill(self, x: Array, low: Any, high: Any, **look: Any) -> None:
-        (self.axes.fill_betweenx if self.flipped else self.axes.fill_between)(
-            x, low, high, linewidth=0, **look
-        )
+        fill = self.axes.fill_betweenx if self.flipped else self.axes.fill_between
+        fill(x, low, high, linewidth=0, **look)
 
     def write(self, x: Array, y: Array, texts: Sequence[str]) -> None:
         """Texts to the right of points."""
-        look: Any = {
-            "textcoords": "offset points",
-            "va": "center",
-            "fontsize": "small",
-            "annotation_clip": False,
-        }
+        look: Any = {"va": "center", "fontsize": "small", "annotation_clip": False}
+        look["textcoords"] = "offset points"
         for at, value, text in zip(x, y, texts, strict=False):
             self.axes.annotate(text, self.orient(at, value), (6, 0), **look)
 
@@ -216,9 +194,7 @@ def _errors(values: Sequence[float | None] | None) -> Any:
     """Half-widths, 0 where they are unknown; None where all are."""
     if values is None:
         return None
-    known = np.array(
-        [0.0 if value is None or not math.isfinite(value) else value for value in values], float
-    )
+    known = np.nan_to_num(np.array(values, float), nan=0.0, posinf=0.0, neginf=0.0)
     return known if known.any() else None
 
 
@@ -230,7 +206,9 @@ def _draw_series(chart: Chart, axes: Axes) -> None:
     beside = bars if side_by_side(chart) else []
     for number, series in enumerate(chart.series):
         place, turn = look_of(chart, number, len(PALETTE))
-        look = {"color": _colour(series, place), "label": series.name if series.legend else None}
+        colour = "black" if series.colour == "ink" else GREY
+        look: dict[str, Any] = {"color": colour if place is None else PALETTE[place]}
+        look["label"] = series.name if series.legend else None
         if series.style == "bars":
             hatched = look | ({"hatch": HATCHES[turn]} if turn else {})
             count = max(len(beside), 1)
@@ -240,9 +218,8 @@ def _draw_series(chart: Chart, axes: Axes) -> None:
             _draw_one(chart, series, frame, look, turn)
     for axis, lines in ((frame.y_axis, chart.lines), (frame.x_axis, chart.x_lines)):
         for label, at in lines:
-            frame.mark(
-                axis, at, color=GREY, linewidth=0.9, linestyle="--", label=label or None, zorder=1
-            )
+            dashed = {"color": GREY, "linewidth": 0.9, "linestyle": "--", "zorder": 1}
+            frame.mark(axis, at, label=label or None, **dashed)
     for axis, bands in ((frame.y_axis, chart.bands), (frame.x_axis, chart.x_bands)):
         for label, low, high in bands:
             frame.shade(axis, low, high, color=AMBER, alpha=0.15, label=label or None, zorder=0)
@@ -256,9 +233,7 @@ def _scale(chart: Chart, frame: _Frame) -> None:
         not isinstance(place, str) and float(place).is_integer() for place in places
     )
     if chart.x_log:
-        binary = whole and all(
-            float(place) > 0 and int(place) & (int(place) - 1) == 0 for place in places
-        )
+        binary = whole and all(int(place).bit_count() == 1 and int(place) > 0 for place in places)
         frame.set(frame.x_axis, "scale", "log", base=2 if binary else 10)
     elif chart.x_root:
         roots = (lambda x: np.sqrt(np.maximum(x, 0)), lambda y: y**2)
@@ -277,9 +252,8 @@ def _scale(chart: Chart, frame: _Frame) -> None:
     elif whole and not chart.x_log and chart.heat is None:
         from matplotlib.ticker import MaxNLocator
 
-        getattr(frame.axes, f"{frame.x_axis}axis").set_major_locator(
-            MaxNLocator(12, integer=True, min_n_ticks=1)
-        )
+        axis = getattr(frame.axes, f"{frame.x_axis}axis")
+        axis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
 
 
 def _limit(chart: Chart, frame: _Frame) -> None:
@@ -290,27 +264,21 @@ def _limit(chart: Chart, frame: _Frame) -> None:
     if chart.horizontal and frame.names:
         frame.set(frame.x_axis, "lim", len(frame.names) - 0.4, -0.6)
     if chart.x_root:
-        frame.set(
-            frame.x_axis,
-            "ticks",
-            [0.01, 0.1, 0.5, 1.0, 1.5, 2.0],
-            ["0.01", "0.1", "0.5", "1", "1.5", "2"],
-        )
+        ticks = [0.01, 0.1, 0.5, 1.0, 1.5, 2.0]
+        frame.set(frame.x_axis, "ticks", ticks, [f"{tick:g}" for tick in ticks])
 
 
 def _draw_legend(chart: Chart, axes: Axes) -> None:
     """The names of series, lines and bands in this order, inside the frame where they fit."""
     handles, labels = axes.get_legend_handles_labels()
-    order = [series.name for series in chart.series] + [
-        mark[0] for mark in (*chart.lines, *chart.x_lines)
-    ]
-    ranks = sorted(
-        range(len(labels)),
-        key=lambda i: order.index(labels[i]) if labels[i] in order else len(order),
+    order = [series.name for series in chart.series]
+    order += [label for label, _ in (*chart.lines, *chart.x_lines)]
+    pairs = sorted(
+        zip(handles, labels, strict=True),
+        key=lambda pair: order.index(pair[1]) if pair[1] in order else len(order),
     )
-    needed = len(labels) > 1 or any(
-        series.published or not series.legend for series in chart.series
-    )
+    unnamed = any(series.published or not series.legend for series in chart.series)
+    needed = len(labels) > 1 or unnamed
     if not labels or not needed or len(labels) > MOST:
         return
     place: dict[str, Any] = {}
@@ -321,19 +289,7 @@ def _draw_legend(chart: Chart, axes: Axes) -> None:
     elif any(series.faint for series in chart.series):  # draws fill the frame: above it
         place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": ACROSS}
         place |= {"columnspacing": 1.0, "borderaxespad": 0.2}
-    axes.legend(
-        [handles[i] for i in ranks],
-        [labels[i] for i in ranks],
-        frameon=False,
-        fontsize="small",
-        **place,
-    )
-
-
-def _colour(series: Series, place: int | None) -> str:
-    if place is not None:
-        return PALETTE[place]
-    return "black" if series.colour == "ink" else GREY
+    axes.legend(*zip(*pairs, strict=True), frameon=False, fontsize="small", **place)
 
 
 def _draw_one(chart: Chart, series: Series, frame: _Frame, look: dict[str, Any], turn: int) -> None:
@@ -341,25 +297,13 @@ def _draw_one(chart: Chart, series: Series, frame: _Frame, look: dict[str, Any],
     x, y, half, across = frame.columns(series)
     marks = _marks(series, look["color"], turn)
     if series.style == "rug":
-        frame.axes.plot(
-            x,
-            np.full(len(x), 0.97),
-            linestyle="none",
-            **look,
-            **marks,
-            transform=frame.axes.get_xaxis_transform(),
-        )
+        upper: Any = {"linestyle": "none", "transform": frame.axes.get_xaxis_transform()}
+        frame.axes.plot(x, np.full(len(x), 0.97), **look, **marks, **upper)
     elif series.style in ("points", "stems") or (len(y) == 1 and series.style != "area"):
         if series.style == "stems":
-            low = chart.y_range[0]
-            positive = y[y > 0]
-            floor = (
-                low
-                if low is not None
-                else positive.min() / 3
-                if chart.y_log and positive.size
-                else 0.0
-            )
+            floor, positive = chart.y_range[0], y[y > 0]
+            if floor is None:
+                floor = positive.min() / 3 if chart.y_log and positive.size else 0.0
             frame.axes.vlines(x, floor, np.maximum(y, floor), color=look["color"], linewidth=1.1)
         frame.error_bars(x, y, half, across, linestyle="none", **marks, **look)
     else:
@@ -393,10 +337,8 @@ def _draw_curve(
     x, y, half, across = frame.columns(series)
     if series.style == "segments" or series.faint or (len(y) > MARKED and not series.published):
         marks = {}
-    line = {
-        "linestyle": "--" if series.published or series.dashed else DASHES[turn],
-        "linewidth": 1.5,
-    }
+    dash = "--" if series.published or series.dashed else DASHES[turn]
+    line = {"linestyle": dash, "linewidth": 1.5}
     if series.faint:
         line |= {"linewidth": 0.5, "alpha": 0.25}
     elif series.style == "segments":
@@ -425,11 +367,10 @@ def _draw_bars(
     x, y, half, _ = frame.columns(series)
     gap = float(np.diff(np.unique(x)).min()) if len(np.unique(x)) > 1 else 1.0
     width = (1.0 if len(x) > MARKED else 0.8) * gap / count
-    fill = (
-        {"facecolor": "none", "edgecolor": look["color"], "label": look["label"], "hatch": "///"}
-        if series.published
-        else look
-    )
+    fill = look
+    if series.published:
+        fill = {"facecolor": "none", "edgecolor": look["color"], "hatch": "///"}
+        fill["label"] = look["label"]
     bar, error = (frame.axes.barh, "xerr") if frame.flipped else (frame.axes.bar, "yerr")
     bars = bar(x + shift * width, y, width, **{error: half}, capsize=3, **fill)
     for place in series.hollow:
@@ -438,9 +379,7 @@ def _draw_bars(
 
 
 def _matrix(values: Sequence[Sequence[float | None]]) -> Array:
-    return np.array(
-        [[math.nan if value is None else value for value in line] for line in values], float
-    )
+    return np.array([np.array(line, float) for line in values])
 
 
 def _levels(values: Array, log: bool) -> tuple[Array, Any]:
@@ -473,28 +412,15 @@ def _draw_field(heat: Heat, values: Array, axes: Any) -> Any:
     levels, norm = _levels(values, heat.log)
     shown = axes.contourf(heat.x, heat.y, values, levels=levels, norm=norm, cmap=SHADES)
     lines = axes.contour(heat.x, heat.y, values, levels=levels, colors="white", linewidths=0.7)
-    for label in axes.clabel(
-        lines, levels[1:-1:2], fontsize=8, colors="black", fmt=lambda level: f"{level:.2g}"
-    ):
+    texts: Any = {"fontsize": 8, "colors": "black", "fmt": lambda level: f"{level:.2g}"}
+    for label in axes.clabel(lines, levels[1:-1:2], **texts):
         label.set_path_effects([withStroke(linewidth=2, foreground="white")])
     if heat.beside is not None:
-        axes.contour(
-            heat.x,
-            heat.y,
-            _matrix(heat.beside),
-            levels=levels,
-            colors="black",
-            linewidths=0.9,
-            linestyles="--",
-        )
-        axes.plot(
-            [],
-            [],
-            color="black",
-            linestyle="--",
-            linewidth=0.9,
-            label=f"{heat.beside_name}, same levels",
-        )
+        dashed = {"colors": "black", "linewidths": 0.9, "linestyles": "--"}
+        axes.contour(heat.x, heat.y, _matrix(heat.beside), levels=levels, **dashed)
+        # lines of contours have no entry in a legend
+        label = f"{heat.beside_name}, same levels"
+        axes.plot([], [], color="black", linestyle="--", linewidth=0.9, label=label)
     if list(heat.x) == list(heat.y):
         axes.set_box_aspect(1)
     return shown
@@ -519,28 +445,18 @@ def _draw_cells(heat: Heat, values: Array, axes: Any) -> Any:
         for (row, column), value in np.ndenumerate(values):
             if math.isfinite(value):
                 shade = text_colour(shown.to_rgba(np.array([value]))[0][:3])
-                axes.text(
-                    column,
-                    row,
-                    minus(f"{value:.3g}"),
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    color=shade,
-                )
+                look = {"ha": "center", "va": "center", "fontsize": 7, "color": shade}
+                axes.text(column, row, minus(f"{value:.3g}"), **look)
     return shown
 
 
 def _draw_surface(heat: Heat, axes: Any) -> None:
     across, up = np.meshgrid(np.array(heat.x, float), np.array(heat.y, float))
-    axes.plot_surface(
-        across, up, _matrix(heat.values), cmap=SHADES, linewidth=0, rstride=1, cstride=1
-    )
+    fine = {"linewidth": 0, "rstride": 1, "cstride": 1}
+    axes.plot_surface(across, up, _matrix(heat.values), cmap=SHADES, **fine)
     if heat.beside is not None:
-        wires = _matrix(heat.beside)
-        axes.plot_wireframe(
-            across, up, wires, color=VERMILION, linewidth=0.5, label=heat.beside_name
-        )
+        look = {"color": VERMILION, "linewidth": 0.5, "label": heat.beside_name}
+        axes.plot_wireframe(across, up, _matrix(heat.beside), **look)
         axes.legend(fontsize="small", frameon=False)
     axes.set_zlabel(heat.name)
     axes.locator_params(nbins=5)
@@ -610,21 +526,17 @@ def plot(result: Any, ax: Axes | None = None) -> Any:
         ValueError: If ``ax`` is given for a ``Measurement``, which is a figure of its own.
     """
     if isinstance(result, Measurement):
-        expected, cure = (
-            "be None for a Measurement, which is a figure of its own",
-            "draw one of its results: ",
-        )
-        require(ax is None, "ax", expected, ax, f"{cure}plot(measurement['spectrum'], ax)")
+        expected = "be None for a Measurement, which is a figure of its own"
+        cure = "draw one of its results: plot(measurement['spectrum'], ax)"
+        require(ax is None, "ax", expected, ax, cure)
         require(bool(result.results), "result", "hold at least one result", "an empty Measurement")
     charts = charts_of(result)
     cure = "register a function that gives its charts with lambdahat.results.charts.charts_of"
     got = describe(result)
     require(bool(charts), "result", "be a result, or of a type with charts", got, cure, TypeError)
     if ax is not None:
-        solid = ax.name == "3d"
-        return draw(
-            next((chart for chart in charts if chart.surface is solid), charts[0]), ax, caption=True
-        )
+        alike = [chart for chart in charts if chart.surface is (ax.name == "3d")]
+        return draw([*alike, *charts][0], ax, caption=True)
     shown = [chart for chart in charts if not chart.page_only]
     alone = len(shown) == 1 and not isinstance(result, Run | Measurement)
     drawn: Any = draw(shown[0], caption=True) if alone else _draw_panels(shown, _heading(result))
@@ -663,16 +575,9 @@ def _draw_panels(charts: Sequence[Chart], heading: str) -> Figure:
     columns = 2 if count in (2, 4) else min(count, 3 if count <= 6 else 4)
     rows = math.ceil(count / columns)
     # a chart is drawn smaller here than alone, unless it says that it needs the room
-    sizes = [
-        (PANEL[0] * size_of(chart)[0] / 6.4, PANEL[1] * size_of(chart)[1] / 4.0) for chart in charts
-    ]
-    widths = [
-        max(PANEL[0], *(size[0] for size in sizes[column::columns])) for column in range(columns)
-    ]
-    heights = [
-        max(PANEL[1], *(size[1] for size in sizes[row * columns :][:columns]))
-        for row in range(rows)
-    ]
+    sizes = np.array([size_of(chart) for chart in charts]) * PANEL / (6.4, 4.0)
+    widths = [max(PANEL[0], *sizes[column::columns, 0]) for column in range(columns)]
+    heights = [max(PANEL[1], *sizes[row * columns :][:columns, 1]) for row in range(rows)]
     figure = new_figure(sum(widths), sum(heights))
     grid = figure.add_gridspec(rows, columns, width_ratios=widths, height_ratios=heights)
     for place, chart in enumerate(charts):
@@ -703,11 +608,7 @@ def _(comparison: Comparison) -> list[Chart]:
 def _forest(comparison: Comparison, quantity: str) -> Chart:
     names, words = comparison.names, label_text(quantity)
     seeds = len(comparison.readings[quantity][names[0]])
-    over = (
-        f"{INTERVAL} of the mean of {seeds} seeds"
-        if seeds > 1
-        else f"{INTERVAL} of one problem each"
-    )
+    over = f"{INTERVAL} of " + (f"the mean of {seeds} seeds" if seeds > 1 else "one problem each")
     estimates = [(place, comparison.value(quantity, name)) for place, name in enumerate(names)]
     series = interval_series(words, estimates, colour="blue", band=over)
     settings = ", ".join(

@@ -26,6 +26,7 @@ from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,14 +63,9 @@ LABELS = {  # of columns of trackers
     "trace": "trace",
     "llc": "λ̂",
 }
-FIRST = (  # titles of the charts of a run that come before others
-    "Loss",
-    "Accuracy",
-    "Learning coefficient",
-    "Learning rate ×",
-    "Largest eigenvalues",
-    "Spectrum over time",
-)
+# titles of the charts of a run that come before others
+FIRST: tuple[str, ...] = ("Loss", "Accuracy", "Learning coefficient", "Learning rate ×")
+FIRST += ("Largest eigenvalues", "Spectrum over time")
 Payload = dict[str, Any]
 
 
@@ -131,7 +127,13 @@ class LiveSource(ABC):
 
     def refresh(self) -> None:
         """Read what is new; what goes wrong is shown in its place."""
-        self._read_progress()
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            stamp = self._progress_path.stat().st_mtime_ns
+            if stamp != self._progress_read:
+                progress = json.loads(self._progress_path.read_text(encoding="utf-8"))
+                tasks = progress["tasks"].values()
+                if float(progress["updated"]) and all(len(task) == 5 for task in tasks):
+                    self._progress, self._progress_read = progress, stamp
         with self._noting("file"):
             if self.look() or not self.version:
                 self.version += 1
@@ -144,7 +146,15 @@ class LiveSource(ABC):
         if self.version and self.version != self._drawn:
             self._drawn = self.version
             with self._noting("charts"):
-                self._states[self.version] = self._draw()
+                self._states[self.version] = {
+                    key: {
+                        "title": chart.title,
+                        "caption": " ".join(filter(None, (chart.warning, chart.below))),
+                        "words": describe_chart(chart),
+                        "figure": figure_of(chart),
+                    }
+                    for key, chart in self.charts()
+                }
                 self._facts = self.facts()
             while len(self._states) > KEPT:
                 del self._states[next(iter(self._states))]
@@ -154,17 +164,6 @@ class LiveSource(ABC):
         changed = {key: _chart_update(old.get(key), chart) for key, chart in new.items()}
         charts = {key: chart for key, chart in changed.items() if chart}
         return self._facts, {"version": self.version, "order": list(new), "charts": charts}
-
-    def _draw(self) -> Payload:
-        return {
-            key: {
-                "title": chart.title,
-                "caption": " ".join(filter(None, (chart.warning, chart.below))),
-                "words": describe_chart(chart),
-                "figure": figure_of(chart),
-            }
-            for key, chart in self.charts()
-        }
 
     @contextmanager
     def _noting(self, part: str) -> Iterator[None]:
@@ -180,31 +179,16 @@ class LiveSource(ABC):
         summary = {"name": self.name, "kind": self.kind, "version": self.version}
         return {**summary, "fault": " ".join(self._faults.values()).strip(), **self._standing()}
 
-    def _read_progress(self) -> None:
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            stamp = self._progress_path.stat().st_mtime_ns
-            if stamp != self._progress_read:
-                progress = json.loads(self._progress_path.read_text(encoding="utf-8"))
-                tasks = progress["tasks"].values()
-                if float(progress["updated"]) and all(len(task) == 5 for task in tasks):
-                    self._progress, self._progress_read = progress, stamp
-
     def _standing(self) -> dict[str, Any]:
         """How far it is: its state, the task under way, units done and in all, seconds left."""
-        progress, now = self._progress, time.time()
-        tasks = [
-            {"task": name, "done": done, "total": total, "note": note, "left": None}
-            | (
-                {"left": (float(progress["updated"]) - start) * (total - done) / (done - first)}
-                if total and done > first
-                else {}
-            )
-            for name, (start, first, done, total, note) in progress.get("tasks", {}).items()
-        ]
-        age = now - max(float(progress.get("updated", 0.0)), self.updated)
-        for task in tasks:
-            if task["left"] is not None:
-                task["left"] = max(task["left"] - age, 0.0)
+        progress, tasks, updated = self._progress, [], float(self._progress.get("updated", 0.0))
+        age = time.time() - max(updated, self.updated)
+        for name, (start, first, done, total, note) in progress.get("tasks", {}).items():
+            left = None
+            if total and done > first:
+                left = max((updated - start) * (total - done) / (done - first) - age, 0.0)
+            task = {"task": name, "done": done, "total": total, "note": note, "left": left}
+            tasks.append(task)
         state = "finished" if self.is_complete else ""
         if progress:
             ended = str(progress.get("ended", ""))
@@ -233,10 +217,8 @@ def _chart_update(old: Payload | None, new: Payload) -> Payload | None:
     if old == new:
         return None
     before, now = old["figure"]["data"], new["figure"]["data"]
-    traces = [
-        _trace_update(before[place] if place < len(before) else {}, trace)
-        for place, trace in enumerate(now)
-    ]
+    pairs = zip([*before, *[{}] * len(now)], now, strict=False)
+    traces = [_trace_update(*pair) for pair in pairs]
     return {**new, "figure": {"data": traces, "layout": new["figure"]["layout"]}}
 
 
@@ -288,16 +270,17 @@ class RunSource(LiveSource):
         return bool(rows)
 
     def charts(self) -> list[tuple[str, Chart]]:
-        kept = sorted(
-            (pair for group in self._groups.values() for pair in group.rows()),
-            key=lambda pair: pair[0],
-        )
+        kept = [pair for group in self._groups.values() for pair in group.rows()]
+        kept.sort(key=itemgetter(0))
         last = self._last
         by_step = bool(last) and last["progress"] == last.get("step") != last.get("epoch")
         run = Run(tuple(row for _, row in kept), about={"progress": "step" if by_step else "epoch"})
         charts = [chart for chart in charts_of(run) if chart.series or chart.heat or chart.warning]
         charts.sort(key=_rank)
-        return [(chart.title if chart.heat else chart.y_label, _retitle(chart)) for chart in charts]
+        # the number of epochs in a title would be that of the rows that are kept
+        shown = [replace(chart, title=chart.title.partition(",")[0]) for chart in charts]
+        names = [chart.title if chart.heat else chart.y_label for chart in charts]
+        return list(zip(names, shown, strict=True))
 
     def facts(self) -> list[dict[str, str]]:
         last, facts = self._last, []
@@ -338,11 +321,6 @@ def _rank(chart: Chart) -> int:
     """The place of a chart among those of a run."""
     titles = (place for place, title in enumerate(FIRST) if chart.title.startswith(title))
     return next(titles, len(FIRST))
-
-
-def _retitle(chart: Chart) -> Chart:
-    """Without the number of epochs, which is that of the rows that are kept."""
-    return replace(chart, title=chart.title.partition(",")[0])
 
 
 def _fact(label: str, value: str, status: str = "", remedy: str = "") -> dict[str, str]:
@@ -425,14 +403,9 @@ class SweepSource(LiveSource):
 
     def _label(self, settings: dict[str, Any]) -> str:
         """A cell by the settings in which cells differ."""
-        first = self._cells[0][0]
-        varying = {
-            name
-            for other, *_ in self._cells
-            for name in settings
-            if other.get(name) != first.get(name)
-        }
-        return label_of({name: settings[name] for name in settings if name in varying}) or "cell"
+        first, others = self._cells[0][0], [other for other, *_ in self._cells]
+        varying = [name for name in settings if any(o.get(name) != first.get(name) for o in others)]
+        return label_of({name: settings[name] for name in varying}) or "cell"
 
     @property
     def is_complete(self) -> bool:
@@ -640,10 +613,8 @@ class LiveServer(ThreadingHTTPServer):
             number = ipaddress.ip_address(name)
         except ValueError:
             return False
-        return number.is_loopback or not ipaddress.ip_address(self._bound_ip()).is_loopback
-
-    def _bound_ip(self) -> str:
-        return str(self.server_address[0]).partition("%")[0]
+        bound = str(self.server_address[0]).partition("%")[0]
+        return number.is_loopback or not ipaddress.ip_address(bound).is_loopback
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is no error."""

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +71,12 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
     verdicts = verdicts_of(places)
     assets = ("page.css", "charts.js", "inflate.js", "page.js")
     css, *scripts = ((ASSETS / name).read_text(encoding="utf-8") for name in assets)
-    payloads = {
-        f"data-{place.name}": _json(
-            {
-                "charts": [figure_of(chart) for chart in place.section.charts],
-                "rows": columns_of(place.section.rows),
-            }
-        )
-        for place in places
-    }
+    payloads = {}
+    dump = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for place in places:
+        charts = [figure_of(chart) for chart in place.section.charts]
+        data = {"charts": charts, "rows": columns_of(place.section.rows)}
+        payloads[f"data-{place.name}"] = dump(data)
     packed = {  # the page's script unpacks a text when it needs it
         name: base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
         for name, text in (payloads | {"plotly": library}).items()
@@ -111,13 +108,8 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("lambdahat.report"), autoescape=True, undefined=StrictUndefined
     )
-    environment.globals |= {
-        "marks": MARKS,
-        "few": CLAIMS_SHOWN,
-        "others": OTHERS,
-        "level": f"{100 * LEVEL:.0f}",
-    }
-    environment.globals |= {"of_papers": PAPERS, "our_own": OWN}
+    environment.globals |= {"marks": MARKS, "few": CLAIMS_SHOWN, "others": OTHERS}
+    environment.globals |= {"of_papers": PAPERS, "our_own": OWN, "level": f"{100 * LEVEL:.0f}"}
     environment.filters |= {
         "align": align,
         "claim_groups": _claim_groups,
@@ -209,9 +201,8 @@ def forest(verdict: Verdict) -> list[dict[str, Any]]:
             return round(min(max(HALF + HALF * (place - middle) / reach, 0.0), 2 * HALF), 1)
 
         sides = {"above": least, "below": most}
-        claimed = " and ".join(
-            f"{side} {bound:.4g}" for side, bound in sides.items() if math.isfinite(bound)
-        )
+        known_sides = [side for side in sides if math.isfinite(sides[side])]
+        claimed = " and ".join(f"{side} {sides[side]:.4g}" for side in known_sides)
         interval = f", 95 % interval {low:.4g} to {high:.4g}" if known and low < high else ""
         lines.append(
             {
@@ -247,17 +238,13 @@ def align(rows: Iterable[Sequence[Any]]) -> tuple[list[list[str]], list[bool]]:
             widths = [max(map(len, parts)) for parts in zip(*filter(None, tails), strict=True)]
             for place, each in enumerate(numbers):
                 if each:
-                    parts = zip(tails[place], widths, strict=True)
-                    padded = (part + _blank(part, width) for part, width in parts)
-                    text = each.group(1) + "".join(padded)
+                    text = each.group(1)
+                    for part, width in zip(tails[place], widths, strict=True):
+                        # spaces as wide as the point, and the digits, that the part lacks
+                        spaces = "\u2008" * (not part) + "\u2007" * width
+                        text += part + spaces[: width - len(part)]
                     column[place] = text.replace(" ± ", "\u00a0±\u00a0")
     return [list(row) for row in zip(*columns, strict=True)], numeric
-
-
-def _blank(part: str, width: int) -> str:
-    """Spaces as wide as the digits, and the point, that a part lacks."""
-    lacking = width - len(part)
-    return ("\u2008" * (not part) + "\u2007" * width)[:lacking] if lacking else ""
 
 
 def cut(text: str, room: int) -> tuple[str, str]:
@@ -311,23 +298,16 @@ def _statuses(section: Section) -> list[str]:
     parts = [part for one in section.verdicts for part in (one.claim, one.evidence)]
     drawn = [one for chart in section.charts for one in chart.series]
     parts += [one.statuses[place] for one in drawn for place in one.hollow]
-    text = " ".join(parts)
-    return [
-        f"{status.name}: {status.value}"
-        for status in Status
-        if re.search(rf"\b{status.name}\b", text)
-    ]
+    words = set(re.findall(r"\w+", " ".join(parts)))
+    return [f"{status.name}: {status.value}" for status in Status if status.name in words]
 
 
 def _with_lists(section: Section) -> Section:
     """Lists of numbers among the charts as tables."""
-    lists = [
-        Table(chart.title, ("quantity", "value"), chart.rows)
-        for chart in section.charts
-        if chart.rows
-    ]
+    lists = [chart for chart in section.charts if chart.rows]
+    tables = [Table(chart.title, ("quantity", "value"), chart.rows) for chart in lists]
     charts = tuple(chart for chart in section.charts if not chart.rows)
-    return dataclasses.replace(section, charts=charts, tables=(*lists, *section.tables))
+    return dataclasses.replace(section, charts=charts, tables=(*tables, *section.tables))
 
 
 def _with_shared_axes(sections: Sequence[Section]) -> list[Section]:
@@ -351,10 +331,8 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Values of one column are alike, and so packed smaller than row by row.
     """
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    return {
-        "columns": columns,
-        "values": [[_plain(row.get(column)) for row in rows] for column in columns],
-    }
+    values = [[_plain(row.get(column)) for row in rows] for column in columns]
+    return {"columns": columns, "values": values}
 
 
 def _plain(value: Any) -> Any:
@@ -369,16 +347,11 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
 def _identifiers(titles: Sequence[str]) -> list[str]:
     """A distinct name for every section that an address can hold."""
     identifiers: dict[str, None] = {}
-    following: dict[
-        str, int
-    ] = {}  # the number to try next, so that many of one title do not try all before it
+    # the number to try next, so that many of one title do not try all before it
+    following: dict[str, int] = {}
     for title in titles:
         base = name = slug(title)
         while name in identifiers:
@@ -455,10 +428,8 @@ def _section_of(name: str, result: Any, folder: Path | None = None) -> Section:
     except Exception as error:  # whatever is wrong inside a result, a reader wants to know which
         place = name if folder is None else str(folder / name)
         text = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"{place} must be a result that can be shown, got one that fails with"
-            f" {type(error).__name__}: {text}"
-        ) from error
+        got = f"got one that fails with {type(error).__name__}: {text}"
+        raise ValueError(f"{place} must be a result that can be shown, {got}") from error
 
 
 def _sections_of_stores(folders: Sequence[str | Path], find: Find | None) -> list[Section]:

@@ -5,18 +5,11 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
-from lambdahat.report.style import (
-    MARKED,
-    TEXTED,
-    is_field,
-    look_of,
-    names_of,
-    place_text,
-    side_by_side,
-)
+from lambdahat.report import style
 from lambdahat.results.charts import BANDED, Chart, Heat, Series
 
 COLOURS = 8  # of the page's themes: --s0 … --s7
@@ -26,13 +19,8 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "triangle-up", "x")
 PUBLISHED = ("diamond", "diamond-wide", "diamond-tall", "star-diamond")
 HATCHES = ("", "/", "x", ".")
-MARKS = {
-    "hollow": "circle",
-    "star": "star",
-    "cross": "x-thin",
-    "tick": "line-ns",
-    "diamond": "diamond",
-}
+MARKS = {"hollow": "circle", "star": "star", "cross": "x-thin", "diamond": "diamond"}
+MARKS["tick"] = "line-ns"
 DIGITS = 7
 CROWD = 300  # from so many points on their marks are small
 LETTERS = 14  # of a line of a name below an axis
@@ -46,15 +34,7 @@ BAND = 0.18  # opacity
 LEVELS = 10  # of contours that two fields share
 CAMERA = {"eye": {"x": 1.9, "y": 1.9, "z": 1.1}, "center": {"x": 0, "y": 0, "z": -0.15}}
 ROW = 24  # pixels of each name down the left side
-FLIPPED = {
-    "x": "y",
-    "error_x": "error_y",
-    "xaxis": "yaxis",
-    "x0": "y0",
-    "x1": "y1",
-    "xref": "yref",
-    "xanchor": "yanchor",
-}
+ACROSS = ("x", "error_x", "xaxis", "x0", "x1", "xref", "xanchor")  # what flips with its y
 
 Trace = dict[str, Any]
 
@@ -65,9 +45,9 @@ def figure_of(chart: Chart) -> dict[str, Any]:
 
     A list of numbers is no figure here: the page writes it as a table.
     """
-    data = (
-        [] if chart.heat is None else _surfaces(chart.heat) if chart.surface else _maps(chart.heat)
-    )
+    data = []
+    if chart.heat is not None:
+        data = _surfaces(chart.heat) if chart.surface else _maps(chart.heat)
     if not chart.surface:
         data += [trace for number in range(len(chart.series)) for trace in _traces(chart, number)]
     figure = {"data": data, "layout": _layout(chart)}
@@ -78,46 +58,32 @@ def describe_chart(chart: Chart) -> str:
     """The chart in words, for readers who do not see it."""
     if chart.heat is not None:
         cells = [_number(value) for line in chart.heat.values for value in line]
-        kind = "Surface" if chart.surface else "Map"
-        return (
-            f"{kind} of {chart.heat.name or chart.title} over {chart.x_label} and {chart.y_label}:"
-            f" {_range(cells)}."
-        )
-    names = names_of(chart) if chart.x_names else []
+        what = f"{'Surface' if chart.surface else 'Map'} of {chart.heat.name or chart.title}"
+        return f"{what} over {chart.x_label} and {chart.y_label}: {_range(cells)}."
+    names = style.names_of(chart) if chart.x_names else []
     parts = [_in_words(series, names) for series in chart.series if not series.faint]
-    parts += [
-        f"a line at {at:.4g} marks {label}" for label, at in (*chart.lines, *chart.x_lines) if label
-    ]
-    parts += [
-        f"{label} from {low:.4g} to {high:.4g}"
-        for label, low, high in (*chart.bands, *chart.x_bands)
-        if label
-    ]
+    lines, bands = (*chart.lines, *chart.x_lines), (*chart.bands, *chart.x_bands)
+    parts += [f"a line at {at:.4g} marks {label}" for label, at in lines if label]
+    parts += [f"{label} from {low:.4g} to {high:.4g}" for label, low, high in bands if label]
     hollow = sum(len(series.hollow) for series in chart.series)
     parts += [f"{hollow} did not converge"] if hollow else []
     parts += [chart.warning] if chart.warning else []
-    return (
-        " over ".join(filter(None, (chart.y_label, chart.x_label))) + ". " + "; ".join(parts) + "."
-    )
+    axes = " over ".join(filter(None, (chart.y_label, chart.x_label)))
+    return f"{axes}. {'; '.join(parts)}."
 
 
 def _in_words(series: Series, names: Sequence[str]) -> str:
-    known = [
-        (x, value)
-        for x, y in zip(series.x, series.y, strict=True)
-        if (value := _number(y)) is not None
-    ]
+    pairs = zip(series.x, map(_number, series.y), strict=True)
+    known = [(x, value) for x, value in pairs if value is not None]
     name = series.name + (", published" if series.published else "")
     if not known:
         return f"{name}: no values"
-    (first, low), (last, high) = known[0], known[-1]
-    begin, end = (
-        names[int(x)] if names and x in range(len(names)) else place_text(x) for x in (first, last)
-    )
-    ends = f"{low:.4g} at {begin}" + (f" to {high:.4g} at {end}" if len(known) > 1 else "")
-    return f"{name}: {ends}" + (
-        f", {_range([value for _, value in known])}" if len(known) > 2 else ""
-    )
+    ends = []
+    for x, value in known[:: max(len(known) - 1, 1)]:
+        place = names[int(x)] if names and x in range(len(names)) else style.place_text(x)
+        ends.append(f"{value:.4g} at {place}")
+    span = f", {_range([value for _, value in known])}" if len(known) > 2 else ""
+    return f"{name}: {' to '.join(ends)}{span}"
 
 
 def _range(values: Sequence[Any]) -> str:
@@ -145,7 +111,7 @@ def _places(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
     if names:
         return [_text(names[int(value)]) for value in values]
     if any(isinstance(value, str) for value in values):
-        return [_text(place_text(value)) for value in values]
+        return [_text(style.place_text(value)) for value in values]
     return [_number(value) for value in values]
 
 
@@ -164,7 +130,7 @@ def _numbers(values: Sequence[Any] | None) -> list[Any] | None:
 def _traces(chart: Chart, number: int) -> list[Trace]:
     """A series, and its band or its stems below it."""
     series = chart.series[number]
-    place, turn = look_of(chart, number, COLOURS)
+    place, turn = style.look_of(chart, number, COLOURS)
     colour = f"@s{place}" if place is not None else "@muted" if series.colour == "muted" else "@ink"
     names = chart.x_names if _only_names(chart) else ()
     x, y = _places(series.x, names), [_number(value) for value in series.y]
@@ -173,7 +139,13 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
     if series.published:
         trace["meta"] = "published"
     if series.style == "bars":
-        trace |= {"type": "bar", "marker": _bar(colour, turn, series.published)}
+        mark: dict[str, Any] = {"color": f"{colour}/0.85", "line": {"color": colour, "width": 1.5}}
+        if series.published:
+            mark["pattern"] = {"shape": "/", "fgcolor": colour, "bgcolor": "@paper", "size": 6}
+        elif turn:
+            mark["pattern"] = {"shape": HATCHES[turn], "fillmode": "overlay", "fgcolor": "@paper"}
+            mark["pattern"]["size"] = 6
+        trace |= {"type": "bar", "marker": mark}
     else:
         trace |= {"type": "scatter", "mode": _mode(series), "marker": _mark(colour, turn, series)}
         dash = "dash" if series.published or series.dashed else DASHES[turn]
@@ -183,11 +155,8 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
     if series.style == "area":
         trace |= {"fill": "tozeroy", "fillcolor": f"{colour}/0.12"}
     if series.style == "rug":
-        trace |= {
-            "y": [0.97] * len(x),
-            "yaxis": "y2",
-            "hovertemplate": "%{x}<extra>%{fullData.name}</extra>",
-        }
+        trace |= {"y": [0.97] * len(x), "yaxis": "y2"}
+        trace["hovertemplate"] = "%{x}<extra>%{fullData.name}</extra>"
     if series.faint:
         trace |= {"opacity": 0.3, "hoverinfo": "skip"}
     if series.faint or not series.legend:
@@ -230,7 +199,7 @@ def _mode(series: Series) -> str:
         return "markers"
     if series.style == "segments" or series.faint:
         return "lines"
-    return "lines" if len(series.x) > MARKED and not series.published else "lines+markers"
+    return "lines" if len(series.x) > style.MARKED and not series.published else "lines+markers"
 
 
 def _mark(colour: str, turn: int, series: Series) -> dict[str, Any]:
@@ -241,12 +210,8 @@ def _mark(colour: str, turn: int, series: Series) -> dict[str, Any]:
         hollow = series.mark == "hollow"
         size = 13 if series.mark in ("star", "tick") else 9
         edge = {"color": colour, "width": 1 if series.mark == "star" else 1.8}
-        return {
-            "symbol": MARKS[series.mark],
-            "size": size,
-            "color": "@paper" if hollow else colour,
-            "line": edge,
-        }
+        mark = {"symbol": MARKS[series.mark], "size": size}
+        return mark | {"color": "@paper" if hollow else colour, "line": edge}
     published = series.published
     symbol = (PUBLISHED if published else SYMBOLS)[turn]
     size = 3 if len(series.x) >= CROWD else 9 if published else 8 if turn else 6
@@ -276,28 +241,10 @@ def _hollow(trace: Trace, series: Series, colour: str) -> Trace:
     return hollow | {"hovertemplate": hover, "showlegend": False}
 
 
-def _bar(colour: str, turn: int, published: bool) -> dict[str, Any]:
-    mark: dict[str, Any] = {"color": f"{colour}/0.85", "line": {"color": colour, "width": 1.5}}
-    if published:
-        mark["pattern"] = {"shape": "/", "fgcolor": colour, "bgcolor": "@paper", "size": 6}
-    elif turn:
-        mark["pattern"] = {
-            "shape": HATCHES[turn],
-            "fillmode": "overlay",
-            "fgcolor": "@paper",
-            "size": 6,
-        }
-    return mark
-
-
 def _below_trace(trace: Trace, x: list[Any], y: list[Any], **look: Any) -> Trace:
     """A part of a series that is switched off with it and has no name of its own."""
-    shared = {
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "legendgroup": trace["legendgroup"],
-        "name": trace["name"],
-    }
+    shared = {"hoverinfo": "skip", "showlegend": False, "legendgroup": trace["legendgroup"]}
+    shared["name"] = trace["name"]
     return {"type": "scatter", "x": x, "y": y, "mode": "lines", **shared, **look}
 
 
@@ -311,29 +258,19 @@ def _band(
     log: bool,
 ) -> Trace:
     """The region between y − below and y + above as one polygon for each stretch without gaps."""
-    floor = (
-        0.1 * min((value for value in y if value is not None and value > 0), default=1.0)
-        if log
-        else -math.inf
-    )
+    least = min((value for value in y if value is not None and value > 0), default=1.0)
+    floor = 0.1 * least if log else -math.inf
     corners_x: list[Any] = []
     corners_y: list[Any] = []
     stretch: list[tuple[Any, float, float]] = []
-    for place, value, low, high in [
-        *zip(x, y, below, above, strict=True),
-        (None, None, None, None),
-    ]:
+    for place, value, low, high in [*zip(x, y, below, above, strict=True), [None] * 4]:
         if value is not None:
-            stretch.append(
-                (place, max(value - (low or 0.0), floor), max(value + (high or 0.0), floor))
-            )
+            ends = value - (low or 0.0), value + (high or 0.0)
+            stretch.append((place, *(max(end, floor) for end in ends)))
         elif stretch:
-            corners_x += (
-                [point[0] for point in stretch] + [point[0] for point in reversed(stretch)] + [None]
-            )
-            corners_y += (
-                [point[1] for point in stretch] + [point[2] for point in reversed(stretch)] + [None]
-            )
+            places, lower, upper = zip(*stretch, strict=True)
+            corners_x += [*places, *reversed(places), None]
+            corners_y += [*lower, *reversed(upper), None]
             stretch = []
     fill = {"line": {"width": 0}, "fill": "toself", "fillcolor": f"{colour}/{BAND}"}
     return _below_trace(trace, corners_x[:-1], corners_y[:-1], **fill)
@@ -357,41 +294,34 @@ def _grid(heat: Heat, values: Sequence[Sequence[float | None]]) -> dict[str, Any
     if not heat.log or not positive:
         return grid
     least = min(positive)
-    logs = [
+    grid |= {"customdata": plain, "hovertemplate": "%{x}, %{y}: %{customdata:.5g}<extra></extra>"}
+    grid["z"] = [
         [None if value is None else _number(math.log10(max(value, least))) for value in line]
         for line in plain
     ]
-    return grid | {
-        "z": logs,
-        "customdata": plain,
-        "hovertemplate": "%{x}, %{y}: %{customdata:.5g}<extra></extra>",
-    }
+    return grid
 
 
 def _maps(heat: Heat) -> list[Trace]:
     grid = _grid(heat, heat.values)
     log = "customdata" in grid
-    bar: dict[str, Any] = {
-        "thickness": 12,
-        "outlinewidth": 0,
-        "title": {"text": _text(heat.name), "side": "right"},
-    }
+    title = {"text": _text(heat.name), "side": "right"}
+    bar: dict[str, Any] = {"thickness": 12, "outlinewidth": 0, "title": title}
     if log:
         known = [value for line in grid["z"] for value in line if value is not None]
         ticks = [min(known) + part * (max(known) - min(known)) / 4 for part in range(5)]
         bar |= {"tickvals": ticks, "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
     if heat.cells:
         return [{"type": "heatmap", **grid, "colorbar": bar}]
-    if not is_field(heat):
+    if not style.is_field(heat):
         trace = {"type": "heatmap", **grid, "colorbar": bar, "xgap": 1, "ygap": 1}
-        if max(len(heat.x), len(heat.y)) <= TEXTED:
+        if max(len(heat.x), len(heat.y)) <= style.TEXTED:
             trace["texttemplate"] = "%{text}" if log else "%{z:.3g}"
             if log:
-                texts = [
+                trace["text"] = [
                     ["" if value is None else f"{value:.3g}" for value in line]
                     for line in grid["customdata"]
                 ]
-                trace["text"] = texts
         return [trace]
     line = {"width": 0.7, "color": "#ffffff"}
     field: Trace = {"type": "contour", **grid, "ncontours": 16, "line": line, "colorbar": bar}
@@ -402,10 +332,8 @@ def _maps(heat: Heat) -> list[Trace]:
     levels = {"start": min(known) + step, "end": max(known) - step / 2, "size": step}
     dashed = {"width": 1, "color": "#000000", "dash": "dash"}
     second = {"type": "contour", **_grid(heat, heat.beside), "line": dashed, "showlegend": True}
-    second |= {
-        "name": _text(f"{heat.beside_name}, same levels"),
-        "contours": {**levels, "coloring": "none"},
-    }
+    second |= {"name": _text(f"{heat.beside_name}, same levels")}
+    second |= {"contours": {**levels, "coloring": "none"}}
     return [field | {"contours": levels}, second]
 
 
@@ -416,65 +344,43 @@ def _surfaces(heat: Heat) -> list[Trace]:
     first = {**shared, "z": [_numbers(line) for line in heat.values], "colorscale": "Cividis"}
     if heat.beside is None:
         return [first]
-    second = {
-        "z": [_numbers(line) for line in heat.beside],
-        "colorscale": "Oranges",
-        "opacity": 0.5,
-    }
-    return [first, shared | second | {"name": _text(heat.beside_name)}]
+    second = {"z": [_numbers(line) for line in heat.beside], "name": _text(heat.beside_name)}
+    return [first, shared | second | {"colorscale": "Oranges", "opacity": 0.5}]
 
 
 def _layout(chart: Chart) -> dict[str, Any]:
     heat = chart.heat
     if heat is not None and chart.surface:
         titles = {"xaxis": chart.x_label, "yaxis": chart.y_label, "zaxis": heat.name}
-        scene: dict[str, Any] = {
-            axis: {"title": {"text": _text(title)}} for axis, title in titles.items()
-        }
+        scene: Any = {axis: {"title": {"text": _text(title)}} for axis, title in titles.items()}
         scene["zaxis"]["type"] = "log" if chart.y_log else "linear"
         return {"scene": scene | {"aspectmode": "cube", "camera": CAMERA}, "height": 440}
-    names = names_of(chart)
-    across: Sequence[Any] = (
-        heat.x if heat is not None else names or [x for series in chart.series for x in series.x]
-    )
-    up = (
-        heat.y
-        if heat is not None
-        else [y for series in chart.series for y in series.y if series.style != "rug"]
-    )
+    names = style.names_of(chart)
+    across: Sequence[Any] = names or [x for series in chart.series for x in series.x]
+    up: Sequence[Any] = [y for series in chart.series for y in series.y if series.style != "rug"]
+    height = 110 + max(ROW * len(names), 60) if chart.horizontal else 340
+    if heat is not None:
+        across, up, height = heat.x, heat.y, 380
     x_axis = _axis(chart.x_label, across, chart.x_log, chart.x_range, heat) | _ticks(chart, names)
     layout: dict[str, Any] = {
         "xaxis": x_axis,
         "yaxis": _axis(chart.y_label, up, chart.y_log, chart.y_range, heat),
-        "height": (
-            380
-            if heat is not None
-            else 110 + max(ROW * len(names), 60)
-            if chart.horizontal
-            else 340
-        ),
+        "height": height,
     }
     labelled = [series for series in chart.series if series.legend and not series.faint]
     if heat is None:
-        layout["showlegend"] = len(labelled) > 1 or any(
-            series.published or not series.legend for series in chart.series
-        )
-        layout["barmode"] = "group" if side_by_side(chart) else "overlay"
+        unnamed = any(series.published or not series.legend for series in chart.series)
+        layout["showlegend"] = len(labelled) > 1 or unnamed
+        layout["barmode"] = "group" if style.side_by_side(chart) else "overlay"
         layout["shapes"], layout["annotations"] = _marks(chart)
     elif labelled or heat.beside is not None:
         layout["showlegend"] = True
     if any(series.style == "rug" for series in chart.series):
-        layout["yaxis2"] = {
-            "overlaying": "y",
-            "range": [0, 1],
-            "visible": False,
-            "fixedrange": True,
-        }
+        hidden = {"visible": False, "fixedrange": True}
+        layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], **hidden}
     if chart.warning and not chart.series:
-        note = {
-            "text": "<br>".join(map(_text, textwrap.wrap(chart.warning, 50))),
-            "showarrow": False,
-        }
+        text = "<br>".join(map(_text, textwrap.wrap(chart.warning, 50)))
+        note = {"text": text, "showarrow": False}
         layout["annotations"] = [note | {"xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}]
     return layout
 
@@ -487,42 +393,30 @@ def _axis(
     heat: Heat | None,
 ) -> dict[str, Any]:
     """A map of cells has equal cells, whatever its labels."""
-    named = any(isinstance(place, str) for place in places) or (
-        heat is not None and not is_field(heat)
-    )
+    named = any(isinstance(place, str) for place in places)
+    named = named or (heat is not None and not style.is_field(heat))
     kind = "category" if named else "log" if log else "linear"
-    axis: dict[str, Any] = {
-        "title": {"text": _text(label), "standoff": 8},
-        "type": kind,
-        "automargin": True,
-    }
+    title = {"text": _text(label), "standoff": 8}
+    axis: dict[str, Any] = {"title": title, "type": kind, "automargin": True}
     if kind == "log":
         axis |= {"exponentformat": "power", "tickfont": {"size": 10}} | _log_ticks(places, ends)
     elif kind == "linear":
         axis |= {} if ends == (None, None) else {"range": list(ends)}
-        known = [place for place in places if _number(place) is not None]
-        if (
-            known
-            and all(isinstance(_number(place), int) for place in known)
-            and max(known) - min(known) <= TICKS
-        ):
+        known = [number for number in map(_number, places) if number is not None]
+        whole = known and all(isinstance(number, int) for number in known)
+        if whole and max(known) - min(known) <= TICKS:
             axis["dtick"] = 1  # plotly would mark halves as well
     return axis
 
 
 def _log_ticks(places: Sequence[Any], ends: tuple[float | None, float | None]) -> dict[str, Any]:
-    values = [
-        place
-        for place in places
-        if not isinstance(place, str) and _number(place) is not None and place > 0
-    ]
+    numbers = [place for place in places if not isinstance(place, str)]
+    values = [place for place in numbers if _number(place) is not None and place > 0]
     low, high = (math.log10(edge(values)) if values else 0.0 for edge in (min, max))
     axis: dict[str, Any] = {}
     if ends != (None, None):
-        low, high = (
-            given if end is None else math.log10(end)
-            for end, given in zip(ends, (low, high), strict=True)
-        )
+        low = low if ends[0] is None else math.log10(ends[0])
+        high = high if ends[1] is None else math.log10(ends[1])
         axis["range"] = [low, high + (0.05 * (high - low) if ends[1] is None else 0.0)]
     elif high - low > FAR:
         low = high - DEEP
@@ -544,10 +438,8 @@ def _ticks(chart: Chart, names: Sequence[str]) -> dict[str, Any]:
     if not names:
         return {}
     width = 10 * LETTERS if chart.horizontal else LETTERS
-    lines = [
-        textwrap.wrap(name, width, break_long_words=False, break_on_hyphens=False) for name in names
-    ]
-    texts = ["<br>".join(map(_text, each)) for each in lines]
+    wrap = partial(textwrap.wrap, width=width, break_long_words=False, break_on_hyphens=False)
+    texts = ["<br>".join(map(_text, wrap(name))) for name in names]
     if chart.x_names and not _only_names(chart):
         return {"type": "linear", "tickvals": list(range(len(names))), "ticktext": texts}
     ticks: dict[str, Any] = {"tickvals": [_text(name) for name in names], "ticktext": texts}
@@ -566,22 +458,16 @@ def _marks(chart: Chart) -> tuple[list[Trace], list[Trace]]:
     )
     for axis, other, lines, bands, log in sides:
         whole = {f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1}
-        ends = (
-            {"xanchor": "right", "yanchor": "bottom"}
-            if axis == "y"
-            else {"xanchor": "left", "yanchor": "top"}
-        )
+        ends = {"xanchor": "left", "yanchor": "top"}
+        if axis == "y":
+            ends = {"xanchor": "right", "yanchor": "bottom"}
         for label, low, high in (*((label, at, at) for label, at in lines), *bands):
             if not (math.isfinite(low) and math.isfinite(high)):
                 continue
             shape = {"type": "line", "line": {"color": "@muted", "width": 1.2, "dash": "dash"}}
             if low != high:
-                shape = {
-                    "type": "rect",
-                    "line": {"width": 0},
-                    "fillcolor": "@s4/0.18",
-                    "layer": "below",
-                }
+                shape = {"type": "rect", "line": {"width": 0}}
+                shape |= {"fillcolor": "@s4/0.18", "layer": "below"}
             shapes.append({**shape, **whole, f"{axis}0": low, f"{axis}1": high})
             # an annotation on a logarithmic axis is placed by its logarithm, a shape by its value
             if label:
@@ -613,5 +499,6 @@ def _flip(figure: dict[str, Any]) -> dict[str, Any]:
 
 
 def _swap(part: dict[str, Any]) -> dict[str, Any]:
-    both = FLIPPED | {value: key for key, value in FLIPPED.items()}
+    both = {name: name.replace("x", "y", 1) for name in ACROSS}
+    both |= {value: key for key, value in both.items()}
     return {both.get(key, key): value for key, value in part.items()}

@@ -6,6 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,8 @@ from lambdahat.results.charts import (
 from lambdahat.training.history import Run
 from lambdahat.training.trackers import is_failure
 
-LOSSES = {
-    "loss": "training",
-    "validation_loss": "validation",
-    "average_validation_loss": "average, validation",
-}
+LOSSES = {"loss": "training", "validation_loss": "validation"}
+LOSSES["average_validation_loss"] = "average, validation"
 ACCURACIES = {name.replace("loss", "accuracy"): text for name, text in LOSSES.items()}
 NORMS = {"norm": "‖θ‖", "distance": "‖θ − θ₀‖", "update_norm": "update"}
 LOSS = "loss, mean per sample"
@@ -72,18 +70,14 @@ def _(run: Run) -> list[Chart]:
     tracked.
     """
     panels = {LOSS: LOSSES, "accuracy": ACCURACIES, "norm": NORMS}
-    panels |= {
-        label: {name: name for name in names} for label, names in tracked_panels(run, OWN).items()
-    }
+    for label, names in tracked_panels(run, OWN).items():
+        panels[label] = dict(zip(names, names, strict=True))
     faults = failed_trackers(run, OWN)
     panels |= {label: {} for label in faults if label not in panels}
     charts = []
     for label, columns in panels.items():
-        series = [
-            curve
-            for name, text in columns.items()
-            if (curve := _curve(run, name, text)) is not None
-        ]
+        curves = [_curve(run, name, text) for name, text in columns.items()]
+        series = [curve for curve in curves if curve is not None]
         if label in EIGENVALUES:
             series += _stability(run, columns, EIGENVALUES[label])
         wide = is_wide(value for one in series for value in one.y)
@@ -108,11 +102,8 @@ def _curve(run: Run, name: str, text: str) -> Series | None:
         return None
     errors = [row.get(f"{name}_stderr", math.nan) for row in rows]
     half = [student_quantile(0.95, math.inf) * error if _finite(error) else 0.0 for error in errors]
-    x, y, error = (
-        [row["progress"] for row in rows],
-        [row[name] for row in rows],
-        half if max(half) > UNSEEN * float(np.ptp([row[name] for row in rows])) else None,
-    )
+    x, y = ([row[column] for row in rows] for column in ("progress", name))
+    error = half if max(half) > UNSEEN * float(np.ptp(y)) else None
     if name.endswith("_threshold"):
         return Series("threshold", x, y, error, style="segments", colour="muted", dashed=True)
     keys = [f"{key}_status" for key in (name, name.partition("_")[0])]  # of top_1 that of top
@@ -172,16 +163,8 @@ def _best(run: Run) -> list[Series]:
     metric = "validation_loss" if "validation_loss" in run.best else "loss"
     if metric not in run.best:
         return []
-    return [
-        Series(
-            "best",
-            [run.best["progress"]],
-            [run.best[metric]],
-            style="points",
-            mark="star",
-            colour="muted",
-        )
-    ]
+    place = [run.best["progress"]], [run.best[metric]]
+    return [Series("best", *place, style="points", mark="star", colour="muted")]
 
 
 def tracked_panels(run: Run, aside: set[str]) -> dict[str, list[str]]:
@@ -204,27 +187,18 @@ def failed_trackers(run: Run, aside: set[str]) -> dict[str, str]:
         statuses = [row[f"{name}_status"] for row in run.history if f"{name}_status" in row]
         faults = [status for status in statuses if is_failure(status)]
         if faults:
-            own = [
-                key
-                for key in names
-                if (key == name or key.startswith(f"{name}_")) and key not in aside
-            ]
+            own = [key for key in names if f"{key}_".startswith(f"{name}_") and key not in aside]
             columns = [key for key in own if not key.endswith(ASIDE)]
-            count = (
-                "Not measured"
-                if len(faults) == len(statuses)
-                else f"{len(faults)} of {len(statuses)} not measured"
-            )
+            count = f"{len(faults)} of {len(statuses)} not measured"
+            count = "Not measured" if len(faults) == len(statuses) else count
             notes[_label(columns or [name], name) + _at_gamma(run, name)] = f"{count}: {faults[-1]}"
     return notes
 
 
 def _label(columns: list[str], name: str) -> str:
     """The label of the first panel that has one of the columns, else ``name``."""
-    return next(
-        (label for key in columns for label, form in PANELS.items() if re.fullmatch(form, key)),
-        name,
-    )
+    pairs = ((key, label) for key in columns for label in PANELS)
+    return next((label for key, label in pairs if re.fullmatch(PANELS[label], key)), name)
 
 
 def _at_gamma(run: Run, name: str) -> str:
@@ -247,14 +221,13 @@ def _(advice: Advice) -> list[Chart]:
     levels = advice.levels
     series, lines = [], []
     if isinstance(levels, NoiseLevels):
-        series += [
-            _prediction(levels, lambda b: _isotropic(levels, b), "isotropic noise model", "amber"),
-            _prediction(
-                levels,
-                lambda b: propagate(operator.add, levels.largest, levels.expected_excess(b)),
-                "λ₁ + τ²/(bλ₁)",
-                "blue",
-            ),
+
+        def by_direction(b: float) -> Estimate:
+            return propagate(operator.add, levels.largest, levels.expected_excess(b))
+
+        series = [
+            _prediction(levels, partial(_isotropic, levels), "isotropic noise model", "amber"),
+            _prediction(levels, by_direction, "λ₁ + τ²/(bλ₁)", "blue"),
         ]
         lines = [("all data", float(levels.largest))]
     views = [(view.batch_size, view.measured) for view in levels.views]
@@ -264,7 +237,10 @@ def _(advice: Advice) -> list[Chart]:
     marks: list[Mark] = []
     ends: list[Mark] = []
     if isinstance(levels, BatchLevels):
-        limits = _batch_rates(advice)
+        # what single batches tell, with nothing between their sizes
+        names = sorted({each.name for each in advice.recommendations})
+        names = [name for name in names if name.startswith("largest stable rate")]
+        limits = [interval_series(name, _advice_for(advice, name)) for name in names]
     elif rates:
         limits, marks, ends = _rates(advice, levels)
     else:
@@ -273,47 +249,23 @@ def _(advice: Advice) -> list[Chart]:
     if rates and trained:
         limits.append(interval_series("by training", trained, colour="green"))
     bound = "Largest stable learning rate" if rates else "Least stable damping"
-    label = "learning rate" if rates else "damping"
+    labels = (f"{bound}, {advice.rule}", BATCH, "learning rate" if rates else "damping")
     log: dict[str, Any] = {"x_log": True, "y_log": True}
     return [
-        Chart(
-            f"{bound}, {advice.rule}",
-            BATCH,
-            label,
-            tuple(limits),
-            lines=tuple(marks),
-            x_lines=tuple(ends),
-            **log,
-        ),
+        Chart(*labels, tuple(limits), lines=tuple(marks), x_lines=tuple(ends), **log),
         Chart(title, BATCH, "λ₁ of a batch", tuple(series), lines=tuple(lines), **log),
     ]
-
-
-def _batch_rates(advice: Advice) -> list[Series]:
-    """What single batches tell, with nothing between their sizes."""
-    names = sorted(
-        {
-            each.name
-            for each in advice.recommendations
-            if each.name.startswith("largest stable rate")
-        }
-    )
-    return [interval_series(name, _advice_for(advice, name)) for name in names]
 
 
 def _rates(advice: Advice, levels: NoiseLevels) -> tuple[list[Series], list[Mark], list[Mark]]:
     request = AdviceRequest(advice.optimizer, (), None, advice.momentum)
     whole = expected_limit(levels, request, math.inf)
-    curve = _prediction(
-        levels, lambda b: expected_limit(levels, request, b), "largest stable, from τ²", "blue"
-    )
+    limit = partial(expected_limit, levels, request)
+    curve = _prediction(levels, limit, "largest stable, from τ²", "blue")
     measured = _advice_for(advice, "largest stable rate")
     points = interval_series("largest stable, from batches", measured, colour="vermilion")
-    return (
-        [curve, points],
-        [("all data", float(whole))],
-        [("end of scaling", float(advice["end of scaling"]))],
-    )
+    end = ("end of scaling", float(advice["end of scaling"]))
+    return [curve, points], [("all data", float(whole))], [end]
 
 
 def _damping(advice: Advice, levels: NoiseLevels) -> list[Series]:
@@ -367,28 +319,20 @@ def _(result: BenchResult) -> list[Chart]:
     peers = [by for by in dict.fromkeys(row.by for row in result.rows) if by not in (OURS, UNIT)]
     series = []
     for by in (OURS, *peers):
-        costs = [
-            (place, row.cost)
-            for place, task in enumerate(tasks)
-            if (row := result.of(*task).get(by))
-        ]
-        known = [(place, cost) for place, cost in costs if math.isfinite(cost)]
-        if known:
-            series.append(
-                Series(
-                    by, [place for place, _ in known], [cost for _, cost in known], style="points"
-                )
-            )
-    limits = [
-        (place, row.limit)
-        for place, task in enumerate(tasks)
-        if (row := result.of(*task).get(OURS))
-    ]
-    limits = [(place, limit) for place, limit in limits if math.isfinite(limit)]
-    if limits:
-        x, y = [place for place, _ in limits], [limit for _, limit in limits]
-        series.append(Series("limit", x, y, style="points", mark="tick", colour="muted"))
+        rows = [result.of(*task).get(by) for task in tasks]
+        costs = {place: row.cost for place, row in enumerate(rows) if row is not None}
+        series.append(_task_points(by, costs))
+    ours = [result.of(*task).get(OURS) for task in tasks]
+    limits = {place: row.limit for place, row in enumerate(ours) if row is not None}
+    series.append(_task_points("limit", limits, mark="tick", colour="muted"))
+    series = [each for each in series if each.x]
     title = f"{result.about.get('chip', '')}, torch {result.about.get('torch', '')}"
     label = "cost, in units of the task (mostly one gradient over the same data)"
     names = tuple(f"{work} ({case})" for work, case in tasks)
     return [Chart(title, "", label, tuple(series), y_log=True, x_names=names, horizontal=True)]
+
+
+def _task_points(name: str, costs: Mapping[int, float], **look: Any) -> Series:
+    """The finite costs of tasks by their places."""
+    known = {place: cost for place, cost in costs.items() if math.isfinite(cost)}
+    return Series(name, list(known), list(known.values()), style="points", **look)

@@ -8,7 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +43,8 @@ from lambdahat.training.history import Run
 
 # what a reader asks for first, in this order
 FIRST = (
-    "data",
-    "network",
-    "networks",
-    "net",
-    "nets",
-    "layers",
-    "width",
-    "model",
-    "training",
-    "held_out",
-    "test",
-    "samples",
-    "size",
-    "sizes",
-    "nodes",
-    "epochs",
-    "seeds",
-    "batch",
-    "rate",
+    *("data", "network", "networks", "net", "nets", "layers", "width", "model", "training"),
+    *("held_out", "test", "samples", "size", "sizes", "nodes", "epochs", "seeds", "batch", "rate"),
 )
 MAX_PARTS = 10  # parts of the line
 LONG = 80  # letters of one part
@@ -88,9 +71,7 @@ def in_short(config: Any) -> str:
         values = settings.setdefault(name, [])
         if (word := _word(value)) not in values:
             values.append(word)
-    order = [name for name in FIRST if name in settings] + [
-        name for name in settings if name not in FIRST
-    ]
+    order = sorted(settings, key=lambda name: (*FIRST, name).index(name))
     parts = [f"{name.replace('_', ' ')}: {' / '.join(settings[name])}" for name in order]
     return " · ".join([part for part in parts if len(part) <= LONG][:MAX_PARTS])
 
@@ -102,27 +83,20 @@ def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
     """
     if isinstance(config, list):
         seeds = {cell.get("seed") for cell in config} - {None}
-        settings = [
-            pair for cell in config for pair in cell.items() if pair[0] != "seed" and pair[1]
-        ]
+        pairs = [pair for cell in config for pair in cell.items()]
+        settings = [(name, value) for name, value in pairs if name != "seed" and value]
         parts = ((name, part) for name, value in settings for part in _configured_parts(value))
         yield from (pair for pair in parts if _is_scalar(pair[1]))
         yield from [("seeds", len(seeds))] * bool(seeds)
     if not dataclasses.is_dataclass(config):
         return
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    own = [
-        (name, part)
-        for name, value in fields.items()
-        if value
-        for part in _configured_parts(value)
-        if _is_scalar(part)
-    ]
+    pairs = [(name, part) for name, value in fields.items() for part in _configured_parts(value)]
+    own = [(name, part) for name, part in pairs if _is_scalar(part) and fields[name]]
     yield from own
     names = {name for name, _ in own}
-    for value in fields.values():
-        for part in _configured_parts(value):
-            yield from ((name, inner) for name, inner in _scalars(part) if name not in names)
+    for _, part in pairs:
+        yield from ((name, inner) for name, inner in _scalars(part) if name not in names)
 
 
 def _configured_parts(value: Any) -> list[Any]:
@@ -139,13 +113,9 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _word(value: Any) -> str:
-    return (
-        value
-        if isinstance(value, str)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:.6g}"
-    )
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
 
 @dataclass(frozen=True)
@@ -189,57 +159,44 @@ class Section:
 def section_of_store(store: Store, experiment: Experiment | None) -> Section:
     """The section of one experiment at one scale, from its store; rows only without it."""
     rows, about, failed = store.rows(), store.about(), store.errors()
-    notes = (
-        [f"{count_text(len(failed), 'cell')} raised; the last error: {failed[-1][1].strip()}"]
-        if failed
-        else []
-    )
+    notes: tuple[str, ...] = ()
+    if failed:
+        raised = f"{count_text(len(failed), 'cell')} raised"
+        notes = (f"{raised}; the last error: {failed[-1][1].strip()}",)
     outcome = None if experiment is None else findings(experiment, store)
     done, total = (len(store.finished()),) * 2 if outcome is None else (outcome.done, outcome.total)
-    facts = {
-        "scale": store.scale,
-        **{k: v for k, v in about.items() if k not in ("experiment", "scale", "command")},
-    }
-    facts |= {
-        "cells": f"{done:,} of {total:,}",
-        "rows": f"{len(rows):,}",
-        "time of all cells": _time(store.seconds()),
-    }
+    told = {k: v for k, v in about.items() if k not in ("experiment", "scale", "command")}
+    seconds = store.seconds()
+    time = f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    time = f"{seconds:.1f} s" if seconds < 120 else time
+    facts = {"scale": store.scale, **told, "cells": f"{done:,} of {total:,}"}
+    facts |= {"rows": f"{len(rows):,}", "time of all cells": time}
     if seeds := rows.distinct("seed"):
         facts["seeds"] = _listed_seeds(seeds)
-    command = (
-        about.get("command") or f"lambdahat reproduce {store.experiment} --scale {store.scale}"
+    command = f"lambdahat reproduce {store.experiment} --scale {store.scale}"
+    section = Section(
+        store.experiment,
+        facts=facts,
+        command=about.get("command") or command,
+        rows=rows,
+        name=f"{store.experiment}-{store.scale}",
+        setting=f"{store.scale} scale",
     )
-    name = f"{store.experiment}-{store.scale}"
     if experiment is None or outcome is None:
-        notes.append(
-            "This version of lambdahat does not know the experiment: its rows are here, its claims"
-            " are not."
-        )
-        return Section(
-            store.experiment,
-            notes=tuple(notes),
-            facts=facts,
-            command=command,
-            rows=rows,
-            name=name,
-            setting=f"{store.scale} scale",
-        )
+        unknown = "This version of lambdahat does not know the experiment"
+        unknown += ": its rows are here, its claims are not."
+        return replace(section, notes=(*notes, unknown))
     smoke = store.scale == SCALES[0]
     lead = None if smoke else headline_claim(outcome.verdicts)
     config = experiment.scales.get(store.scale)
-    facts |= in_full(config)
-    return Section(
-        experiment.title,
+    return replace(
+        section,
+        title=experiment.title,
         about=_purpose(experiment),
         paper=experiment.paper,
         assumptions=experiment.assumptions,
         notes=(*notes, *outcome.notes),
-        facts=facts,
-        command=command,
-        rows=rows,
-        name=name,
-        setting=f"{store.scale} scale",
+        facts=facts | in_full(config),
         part=experiment.part,
         verdicts=outcome.verdicts,
         charts=_key_first(outcome.charts, lead),
@@ -258,9 +215,8 @@ def headline_claim(verdicts: Sequence[Verdict]) -> Verdict | None:
     on the paper's first that is decided, then on our first, then on the first undecided one.
     """
     tested = [one for one in verdicts if one.verdict != UNTESTED]
-    return min(
-        tested, key=lambda one: (not one.headline, one.verdict == OPEN, one.own), default=None
-    )
+    order = [(not one.headline, one.verdict == OPEN, one.own) for one in tested]
+    return tested[order.index(min(order))] if tested else None
 
 
 def _key_first(charts: Sequence[Chart], lead: Verdict | None) -> tuple[Chart, ...]:
@@ -268,10 +224,8 @@ def _key_first(charts: Sequence[Chart], lead: Verdict | None) -> tuple[Chart, ..
     of several the first.
     """
     words = set(re.findall(r"\w+", lead.claim)) if lead is not None else set[str]()
-    shared = [
-        len(words.intersection(re.findall(r"\w+", f"{chart.title} {chart.y_label}")))
-        for chart in charts
-    ]
+    labels = (f"{chart.title} {chart.y_label}" for chart in charts)
+    shared = [len(words.intersection(re.findall(r"\w+", label))) for label in labels]
     key = shared.index(max(shared)) if shared else 0
     return (*charts[key : key + 1], *charts[:key], *charts[key + 1 :])
 
@@ -303,12 +257,6 @@ def _listed_seeds(seeds: Sequence[Any]) -> str:
     return ", ".join(str(seed) for seed in seeds)
 
 
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def section_of_result(name: str, result: Any) -> Section:
     """The section of one result of any kind."""
     parts = _parts(name, result)
@@ -316,16 +264,14 @@ def section_of_result(name: str, result: Any) -> Section:
     # a card shows a number better than a figure
     charts = [] if is_number(result) else charts_of(result)
     labels = {card.label for card in cards}
-    charts = [_without(chart, labels) if chart.rows else chart for chart in charts]
+    for place, chart in enumerate(charts):
+        rest = [row for row in chart.rows if row[0].removesuffix(", measured at") not in labels]
+        charts[place] = replace(chart, rows=tuple(rest))
     tables = [table for part, value in parts for table in tables_of(part, value)]
-    rows: Sequence[Row] = (
-        tuple(dict(row) for row in result.history) if isinstance(result, Run) else ()
-    )
+    rows: Sequence[Row] = tuple(map(dict, result.history)) if isinstance(result, Run) else ()
     if isinstance(result, Measurement) and (rows := result.table()):
         tables.insert(0, records_table("Numbers", [_in_words(row) for row in rows]))
-    charts = [
-        chart for chart in charts if chart.rows or chart.series or chart.heat or chart.warning
-    ]
+    charts = [each for each in charts if each.rows or each.series or each.heat or each.warning]
     if not cards and not tables and not charts:
         tables = [fields_table(result)]
     facts = {str(key): str(value) for key, value in getattr(result, "about", {}).items()}
@@ -349,9 +295,7 @@ def _in_words(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of a measurement's table, the value with its error in one cell."""
     value = value_text(Estimate(row["value"], row["stderr"]))
     columns = {"quantity": label_text(row["quantity"]), "value ± standard error": value}
-    return columns | {
-        key: part for key, part in row.items() if key not in ("value", "stderr", *columns)
-    }
+    return columns | {key: row[key] for key in row if key not in ("value", "stderr", *columns)}
 
 
 def _parts(name: str, result: Any) -> list[tuple[str, Any]]:
@@ -362,12 +306,6 @@ def _parts(name: str, result: Any) -> list[tuple[str, Any]]:
     if parts and parts[0][1] is result:
         return [(name if isinstance(result, Estimate) else "", result)]
     return [(part.removeprefix(f"{name}."), value) for part, value in parts]
-
-
-def _without(chart: Chart, labels: set[str]) -> Chart:
-    """A list less the numbers that cards show."""
-    kept = [row for row in chart.rows if row[0].removesuffix(", measured at") not in labels]
-    return dataclasses.replace(chart, rows=tuple(kept))
 
 
 def _cards(name: str, result: Any) -> Iterator[Card]:
@@ -391,13 +329,8 @@ def tables_of(name: str, result: Any) -> list[Table]:
     before = f"{name}: " if name and not isinstance(result, LearningCoefficient) else ""
     chains = result.chains if isinstance(result, LearningCoefficient) else result
     if isinstance(chains, Chains) and chains.reasons:
-        return [
-            Table(
-                f"{before}How the settings were chosen",
-                ("setting", "why"),
-                tuple(chains.reasons.items()),
-            )
-        ]
+        title, rows = f"{before}How the settings were chosen", tuple(chains.reasons.items())
+        return [Table(title, ("setting", "why"), rows)]
     if isinstance(result, Advice | Verification | CoefficientCurve):
         return [records_table(f"{before}Numbers", result.table())]
     return []
@@ -410,23 +343,20 @@ def fields_table(result: Any) -> Table:
         fields = result
     elif dataclasses.is_dataclass(result):
         fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}
-    rows = tuple(
-        (str(name), value if isinstance(value, str) else describe(value))
-        for name, value in fields.items()
-    )
+    texts = {k: value if isinstance(value, str) else describe(value) for k, value in fields.items()}
+    rows = tuple((str(name), text) for name, text in texts.items())
     return Table(type(result).__name__, ("field", "value"), rows)
 
 
 def records_table(title: str, records: list[dict[str, Any]]) -> Table:
     """Records as a table, numbers with six digits."""
     header = tuple(dict.fromkeys(key for record in records for key in record))
-    return Table(
-        title, header, tuple(tuple(_cell(record.get(key)) for key in header) for record in records)
-    )
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    lines = []
+    for values in ([record.get(key) for key in header] for record in records):
+        texts = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
+        pairs = zip(values, texts, strict=True)
+        lines.append(tuple("" if value is None else text for value, text in pairs))
+    return Table(title, header, tuple(lines))
 
 
 def named_results(results: Any) -> dict[str, Any]:
@@ -463,15 +393,8 @@ def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if str(path) in str(error):
                 raise
-            raise ValueError(
-                f"{path} must be a result written by save(), got another: {error}"
-            ) from error
+            expected = "be a result written by save()"
+            raise ValueError(f"{path} must {expected}, got another: {error}") from error
         place = path.parent if path == index else path.with_suffix("")
-        yield (
-            (
-                str(place.relative_to(folder))
-                if place != folder
-                else folder.name or type(result).__name__
-            ),
-            result,
-        )
+        name = folder.name or type(result).__name__
+        yield name if place == folder else str(place.relative_to(folder)), result

@@ -7,22 +7,13 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from lambdahat import results
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.maxent import MaxentDensity
 from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, BatchPrediction
-from lambdahat.results import (
-    Array,
-    Density,
-    Eigenpairs,
-    Estimate,
-    Landscape,
-    Moments,
-    Spectrum,
-    Status,
-    student_quantile,
-)
 from lambdahat.results.charts import (
     INTERVAL,
     Chart,
@@ -40,11 +31,8 @@ from lambdahat.results.charts import (
     with_status,
 )
 
-EIGENVALUE, SHARE, PER_UNIT = (
-    "eigenvalue λ",
-    "share of eigenvalues",
-    "density of eigenvalues, per unit λ",
-)
+EIGENVALUE, SHARE = "eigenvalue λ", "share of eigenvalues"
+PER_UNIT = "density of eigenvalues, per unit λ"
 LAPLACIAN = "eigenvalue λ of the normalised Laplacian"
 LEVEL = 0.95
 POINTS = 500  # of a density
@@ -57,26 +45,19 @@ MODELS = {"additive": "amber", "multiplicative": "green", "directional": "blue"}
 
 
 @charts_of.register
-def _(estimate: Estimate) -> list[Chart]:
+def _(estimate: results.Estimate) -> list[Chart]:
     """A point with its 95 % interval, or a histogram where the estimate is of many elements."""
     if isinstance(estimate.value, Tensor):
-        values, typical = (
-            numpy_of(estimate.value).ravel(),
-            float(np.median(numpy_of(estimate.stderr))),
-        )
+        values = numpy_of(estimate.value).ravel()
+        typical = float(np.median(numpy_of(estimate.stderr)))
         error = "Exact" if typical == 0 else f"Median standard error {typical:.2g}"
-        return [
-            histogram(
-                values,
-                with_status(f"{values.size:,} elements", estimate.status),
-                caption=f"{error}.",
-            )
-        ]
+        title = with_status(f"{values.size:,} elements", estimate.status)
+        return [histogram(values, title, caption=f"{error}.")]
     title = with_status(value_text(estimate) + settings_text(estimate, ", "), estimate.status)
     return [interval_chart(title, estimate)]
 
 
-def interval_chart(title: str, estimate: Estimate) -> Chart:
+def interval_chart(title: str, estimate: results.Estimate) -> Chart:
     """One number with its 95 % interval."""
     half = half_width(estimate)
     known = 0 < half < math.inf
@@ -86,7 +67,7 @@ def interval_chart(title: str, estimate: Estimate) -> Chart:
 
 
 @charts_of.register
-def _(spectrum: Spectrum) -> list[Chart]:
+def _(spectrum: results.Spectrum) -> list[Chart]:
     """Stems at the Ritz values on a logarithmic axis, and on the page the smoothed density."""
     probes, depth = spectrum.nodes.shape
     nodes, weights = pool_probes(spectrum)
@@ -94,16 +75,15 @@ def _(spectrum: Spectrum) -> list[Chart]:
     look: Any = {"style": "stems", "statuses": [spectrum.status.name] * int(kept.sum())}
     series = Series("Ritz values", numbers(nodes[kept]), numbers(weights[kept]), **look)
     title = with_status("Ritz values", spectrum.status)
-    caption = f"P = {spectrum.dim:,}, {count_text(probes, 'probe')}, depth {depth}."
-    ends, one = (float(weights[kept].min()) / 3, 2.0), (("one eigenvalue, 1/P", 1 / spectrum.dim),)
-    stems = Chart(
-        title, EIGENVALUE, SHARE, (series,), y_log=True, y_range=ends, lines=one, caption=caption
-    )
+    look = {"caption": f"P = {spectrum.dim:,}, {count_text(probes, 'probe')}, depth {depth}."}
+    look["y_range"] = float(weights[kept].min()) / 3, 2.0
+    look["lines"] = (("one eigenvalue, 1/P", 1 / spectrum.dim),)
+    stems = Chart(title, EIGENVALUE, SHARE, (series,), y_log=True, **look)
     over = f"{INTERVAL} over {count_text(probes, 'probe')}"
     return [stems, dataclasses.replace(density_chart(spectrum.density(), over), page_only=True)]
 
 
-def pool_probes(spectrum: Spectrum) -> tuple[Array, Array]:
+def pool_probes(spectrum: results.Spectrum) -> tuple[results.Array, results.Array]:
     """Nodes and weights of all probes as one measure; equal converged nodes are merged."""
     probes = len(spectrum.nodes)
     order = np.argsort(spectrum.nodes, axis=None)
@@ -121,57 +101,53 @@ def pool_probes(spectrum: Spectrum) -> tuple[Array, Array]:
 
 
 @charts_of.register
-def _(density: Density) -> list[Chart]:
+def _(density: results.Density) -> list[Chart]:
     return [density_chart(density)]
 
 
-def density_chart(density: Density, band: str = INTERVAL) -> Chart:
+def density_chart(density: results.Density, band: str = INTERVAL) -> Chart:
     """The density on a logarithmic axis with its pointwise interval, cut below every peak."""
     grid, values, errors = _thin(density)
+    status = results.Status.CONVERGED
     floor = _lowest_peak(density.values) / 30 if (density.values > 0).any() else 0.0
-    half = numbers(student_quantile(LEVEL, math.inf) * errors) if errors.any() else None
-    status = Status.CONVERGED
+    half = numbers(results.student_quantile(LEVEL, math.inf) * errors) if errors.any() else None
     how = f"Smoothed by a Gaussian of width {density.width:.2g}." if density.width else ""
     if isinstance(density, MaxentDensity):
-        how, status = (
-            f"Of maximum entropy, {len(density.coefficients) - 1} moments.",
-            density.status,
-        )
+        how = f"Of maximum entropy, {len(density.coefficients) - 1} moments."
+        status = density.status
     shown = [value if value >= floor / 30 else None for value in numbers(values)]
     series = (Series("density", numbers(grid), shown, half, band=f"pointwise {band}"),)
-    title = with_status("Spectral density", status)
-    return Chart(
-        title, EIGENVALUE, PER_UNIT, series, y_log=True, y_range=(floor or None, None), caption=how
-    )
+    title, ends = with_status("Spectral density", status), (floor or None, None)
+    return Chart(title, EIGENVALUE, PER_UNIT, series, y_log=True, y_range=ends, caption=how)
 
 
-def _thin(density: Density) -> tuple[Array, Array, Array]:
+def _thin(density: results.Density) -> tuple[results.Array, results.Array, results.Array]:
     """At most some hundred points, every peak among them."""
     values = density.values
     if len(values) <= POINTS:
         return density.grid, values, density.stderr
-    padded = np.concatenate([[-np.inf], values, [-np.inf]])
-    turning = ((values >= padded[:-2]) & (values >= padded[2:])) | (
-        (values <= padded[:-2]) & (values <= padded[2:])
-    )
+    turning = _peaks(values) | _peaks(-values, math.inf)
     kept = turning | (np.arange(len(values)) % math.ceil(len(values) / POINTS) == 0)
     return density.grid[kept], values[kept], density.stderr[kept]
 
 
-def _lowest_peak(values: Array) -> float:
+def _lowest_peak(values: results.Array) -> float:
     """The height of the lowest local maximum above rounding, so that the axis shows every peak."""
-    padded = np.concatenate([[-np.inf], values, [-np.inf]])
-    peaks = values[
-        (values >= padded[:-2]) & (values >= padded[2:]) & (values > values.max() * 10.0**-DECADES)
-    ]
-    return float(peaks.min())
+    tall = values > values.max() * 10.0**-DECADES
+    return float(values[_peaks(values) & tall].min())
+
+
+def _peaks(values: results.Array, beyond: float = -math.inf) -> NDArray[np.bool_]:
+    """Where a value is at least both of its neighbours; ``beyond`` both ends lies this one."""
+    padded = np.concatenate([[beyond], values, [beyond]])
+    return (values >= padded[:-2]) & (values >= padded[2:])
 
 
 @charts_of.register
-def _(pairs: Eigenpairs) -> list[Chart]:
+def _(pairs: results.Eigenpairs) -> list[Chart]:
     """Bars of the eigenvalues with their residuals; hollow where they did not converge."""
     values, residuals = numpy_of(pairs.values), numpy_of(pairs.residuals)
-    bad = Status.NOT_CONVERGED.name
+    bad = results.Status.NOT_CONVERGED.name
     statuses = ["" if done else bad for done in numpy_of(pairs.converged).astype(bool)]
     band = f"± residual, within which an eigenvalue lies (largest {residuals.max():.1g})"
     ranks = list(range(1, len(values) + 1))
@@ -182,26 +158,24 @@ def _(pairs: Eigenpairs) -> list[Chart]:
 
 
 @headline_of.register
-def _(pairs: Eigenpairs, name: str) -> str:
+def _(pairs: results.Eigenpairs, name: str) -> str:
     estimates = [estimate for estimate, _ in pairs]
     top = max(estimates, key=lambda one: abs(float(one)))
-    others = (
-        f"; the last of {len(estimates)} is {float(estimates[-1]):.4g}"
-        if len(estimates) > 1
-        else ""
-    )
-    return f"The eigenvalue of largest magnitude is {value_text(top)}{others}"
+    text = f"The eigenvalue of largest magnitude is {value_text(top)}"
+    if len(estimates) == 1:
+        return text
+    return f"{text}; the last of {len(estimates)} is {float(estimates[-1]):.4g}"
 
 
 @headline_of.register
-def _(spectrum: Spectrum, name: str) -> str:
+def _(spectrum: results.Spectrum, name: str) -> str:
     low, high = spectrum.extremes
     below = 100 * float(spectrum.negative_mass)
     return f"Eigenvalues from {float(low):.4g} to {float(high):.4g}, {below:.1f} % of them negative"
 
 
 @headline_of.register
-def _(landscape: Landscape, name: str) -> str:
+def _(landscape: results.Landscape, name: str) -> str:
     centre = np.unravel_index(landscape.loss.size // 2, landscape.loss.shape)
     finite = landscape.loss[np.isfinite(landscape.loss)]
     reach = float(np.abs(landscape.offsets).max())
@@ -210,46 +184,40 @@ def _(landscape: Landscape, name: str) -> str:
 
 
 @charts_of.register
-def _(moments: Moments) -> list[Chart]:
+def _(moments: results.Moments) -> list[Chart]:
     """Each moment with its 95 % interval, by order."""
-    half = student_quantile(LEVEL, max(moments.probes - 1, 1)) * moments.stderr
-    symbol = {"power": "tr Aᵏ / P", "chebyshev": "tr T_k(A) / P"}.get(
-        moments.basis, "tr P_k(A) / P"
-    )
+    half = results.student_quantile(LEVEL, max(moments.probes - 1, 1)) * moments.stderr
+    symbols = {"power": "tr Aᵏ / P", "chebyshev": "tr T_k(A) / P"}
+    symbol = symbols.get(moments.basis, "tr P_k(A) / P")
     low, high = moments.bounds
     ends = f"[{low:.3g}, {high:.3g}]"
     mapped = "" if moments.basis == "power" else f"A mapped from {ends} to [−1, 1]."
-    series = Series(
-        symbol,
-        list(range(len(moments))),
-        numbers(moments.values),
-        numbers(half),
-        "points",
-        band=f"{INTERVAL} over {count_text(moments.probes, 'probe')}",
-        statuses=[moments.status.name] * len(moments),
-    )
+    values, orders = numbers(moments.values), list(range(len(moments)))
+    look: Any = {"band": f"{INTERVAL} over {count_text(moments.probes, 'probe')}"}
+    look["statuses"] = [moments.status.name] * len(moments)
+    series = Series(symbol, orders, values, numbers(half), "points", **look)
     title = with_status(f"{moments.basis.capitalize()} moments", moments.status)
     return [Chart(title, "order k", symbol, (series,), lines=(("", 0.0),), caption=mapped)]
 
 
 @charts_of.register
-def _(landscape: Landscape) -> list[Chart]:
+def _(landscape: results.Landscape) -> list[Chart]:
     """A line as curves with the parabola that its curvature predicts; a plane as contours and as
     a surface.
     """
     return [_line(landscape)] if landscape.loss.ndim == 1 else _plane(landscape)
 
 
-def _direction(landscape: Landscape, index: int) -> str:
+def _direction(landscape: results.Landscape, index: int) -> str:
     name = landscape.labels[index] if index < len(landscape.labels) else f"direction {index + 1}"
     return f"offset along {name}"
 
 
-def _line(landscape: Landscape) -> Chart:
+def _line(landscape: results.Landscape) -> Chart:
     offsets = numbers(landscape.offsets)
-    losses = {"training": landscape.loss} | (
-        {} if landscape.held_out is None else {"held out": landscape.held_out}
-    )
+    losses = {"training": landscape.loss}
+    if landscape.held_out is not None:
+        losses["held out"] = landscape.held_out
     series = [Series(name, offsets, numbers(loss)) for name, loss in losses.items()]
     finite = np.concatenate(list(losses.values()))
     finite = finite[np.isfinite(finite)]
@@ -261,7 +229,7 @@ def _line(landscape: Landscape) -> Chart:
     return Chart(title, across, "loss, mean per sample", curves, y_range=(low - room, high + room))
 
 
-def _parabola(landscape: Landscape) -> list[Series]:
+def _parabola(landscape: results.Landscape) -> list[Series]:
     """L(0) + g·t + ½·vᵀHv·t², the slope g taken from the two points beside the centre."""
     offsets, loss = landscape.offsets, landscape.loss
     centre = int(np.abs(offsets).argmin())
@@ -274,16 +242,14 @@ def _parabola(landscape: Landscape) -> list[Series]:
     return [Series(name, numbers(fine), numbers(values), colour="muted", dashed=True)]
 
 
-def _plane(landscape: Landscape) -> list[Chart]:
+def _plane(landscape: results.Landscape) -> list[Chart]:
     across, up = (_direction(landscape, place) for place in (0, 1))
     offsets, loss = numbers(landscape.offsets), landscape.loss
     finite = loss[np.isfinite(loss)]
     wide = bool(finite.size and 0 < finite.min() < finite.max() / RATIO)
     # loss[i, j] lies at offset i of the first direction, which is drawn across
-    values = [numbers(line) for line in loss.T]
-    held_out = (
-        None if landscape.held_out is None else [numbers(line) for line in landscape.held_out.T]
-    )
+    values, beside = [numbers(line) for line in loss.T], landscape.held_out
+    held_out = None if beside is None else [numbers(line) for line in beside.T]
     heat = Heat(offsets, offsets, values, "loss, mean per sample", wide, held_out, "held out")
     centre = Series("centre", [0.0], [0.0], style="points", mark="cross", colour="vermilion")
     title = with_status("Training loss on a plane", landscape.status)
@@ -303,18 +269,12 @@ def _(comparison: BatchComparison) -> list[Chart]:
         predictions = comparison.of(model)
         half = [math.hypot(each.spread, float(each.largest.stderr)) for each in predictions]
         name = f"{model}: {float(comparison.within(model)):.0%} within 1 sd"
-        sizes, means = (
-            [each.batch_size for each in predictions],
-            [float(each.largest) for each in predictions],
-        )
+        sizes = [each.batch_size for each in predictions]
+        means = [float(each.largest) for each in predictions]
         look: Any = {"colour": MODELS.get(model, ""), "band": "one standard deviation of a batch"}
         series.append(Series(name, sizes, means, half, **look))
-    measured = [
-        (each.batch_size, float(value))
-        for each in comparison.measured
-        for value in each.largest[:, 0]
-    ]
-    x, y = ([point[place] for point in measured] for place in (0, 1))
+    x = [each.batch_size for each in comparison.measured for _ in each.largest]
+    y = [value for each in comparison.measured for value in numbers(each.largest[:, 0])]
     series.append(Series("batches, measured", x, y, style="points", colour="muted"))
     full = max(float(each.full) for each in comparison.predictions[0].outliers)
     first = comparison.measured[0]
@@ -330,20 +290,15 @@ def _(prediction: BatchPrediction) -> list[Chart]:
     low, high = (float(edge) for edge in prediction.edges)
     outliers = prediction.outliers
     x, y = [float(each.batch) for each in outliers], [float(each.overlap) for each in outliers]
-    batch = Series(
-        "a batch, ± 1 sd", x, y, style="points", x_error=[each.spread for each in outliers]
-    )
+    spreads = [each.spread for each in outliers]
+    batch = Series("a batch, ± 1 sd", x, y, style="points", x_error=spreads)
     full = [float(each.full) for each in outliers]
     whole = Series("all the data", full, [1.0] * len(full), style="points", mark="tick")
-    title, caption = (
-        f"λ₁ of a batch: {value_text(prediction.largest)}",
-        f"Batches of {prediction.batch_size:,}",
-    )
+    title = f"λ₁ of a batch: {value_text(prediction.largest)}"
     look: Any = {"x_bands": (("bulk of a batch", low, high),), "y_range": (-0.05, 1.1)}
-    look["caption"] = f"{caption}, {prediction.model} noise."
-    return [
-        Chart(title, "eigenvalue", "overlap of the eigenvectors, |φ̂ᵀφ|²", (batch, whole), **look)
-    ]
+    look["caption"] = f"Batches of {prediction.batch_size:,}, {prediction.model} noise."
+    overlap = "overlap of the eigenvectors, |φ̂ᵀφ|²"
+    return [Chart(title, "eigenvalue", overlap, (batch, whole), **look)]
 
 
 @charts_of.register
@@ -351,16 +306,11 @@ def _(batches: BatchEigenvalues) -> list[Chart]:
     """The largest and smallest eigenvalues of every batch."""
     places = list(range(1, len(batches) + 1))
     series, lines = [], []
-    for values, name, colour in (
-        (batches.largest, "largest", "blue"),
-        (batches.smallest, "smallest", "amber"),
-    ):
+    for name, colour in (("largest", "blue"), ("smallest", "amber")):
+        values = getattr(batches, name)
         for rank, column in enumerate(values.T):
-            series += [
-                Series(
-                    name, places, numbers(column), style="points", colour=colour, legend=rank == 0
-                )
-            ]
+            look: Any = {"style": "points", "colour": colour, "legend": rank == 0}
+            series.append(Series(name, places, numbers(column), **look))
         lines.append((f"mean of the {name}", float(values[:, 0].mean())))
     title = with_status(f"Eigenvalues of batches, {batches.operator}", batches.status)
     caption = f"Batches of {batches.batch_size:,} of {batches.population:,} samples."
@@ -373,16 +323,10 @@ def _(graph: GraphSpectrum) -> list[Chart]:
     places = 1 - np.cos(np.linspace(0.0, math.pi, POINTS + 101))
     values = graph.density.evaluate(places)
     floor = float(values.max()) * 10.0**-GRAPH_DECADES
-    series = Series(
-        "density",
-        numbers(places),
-        [value if value > floor / 100 else None for value in numbers(values)],
-    )
-    sizes = (
-        count_text(graph.nodes, "node"),
-        count_text(graph.edges, "edge"),
-        count_text(len(graph.moments) - 1, "moment"),
-    )
+    shown = [value if value > floor / 100 else None for value in numbers(values)]
+    series = Series("density", numbers(places), shown)
+    counts = {"node": graph.nodes, "edge": graph.edges, "moment": len(graph.moments) - 1}
+    sizes = [count_text(count, name) for name, count in counts.items()]
     look: Any = {"y_range": (floor, 2 * float(values.max())), "x_range": (-0.05, 2.05)}
     title, caption = with_status(f"Spectrum of {graph.name}", graph.status), f"{', '.join(sizes)}."
     return [Chart(title, LAPLACIAN, PER_UNIT, (series,), y_log=True, caption=caption, **look)]
@@ -394,23 +338,17 @@ def _(clusters: Clusters) -> list[Chart]:
     eigenvalues.
     """
     if clusters.spectrum is None:
-        return [
-            interval_chart(
-                with_status(f"{value_text(clusters)} clusters", clusters.status), clusters
-            )
-        ]
+        title = with_status(f"{value_text(clusters)} clusters", clusters.status)
+        return [interval_chart(title, clusters)]
     (chart,) = charts_of(clusters.spectrum)
     known = math.isfinite(clusters.cut)
     count = f"{value_text(clusters)} clusters" if known else "no gap"
-    inside = [
-        ("gap", gap.low, gap.high) for gap in clusters.gaps if gap.low <= clusters.cut <= gap.high
-    ]
+    ends = [(gap.low, gap.high) for gap in clusters.gaps if gap.low <= clusters.cut <= gap.high]
     cut = ((f"λ* = {clusters.cut:.3g}", clusters.cut),) if known else ()
     title = with_status(f"{clusters.spectrum.name}: {count}", clusters.status)
-    roots: Any = {"x_range": (0.0, 2.0), "x_root": True}
-    return [
-        dataclasses.replace(chart, title=title, x_bands=tuple(inside[:1]), x_lines=cut, **roots)
-    ]
+    look: Any = {"x_range": (0.0, 2.0), "x_root": True, "x_lines": cut}
+    look["x_bands"] = tuple(("gap", *pair) for pair in ends[:1])
+    return [dataclasses.replace(chart, title=title, **look)]
 
 
 @charts_of.register
@@ -437,30 +375,19 @@ def _tree(similarity: Similarity) -> Chart:
         x += [(place - 5) / 10 for place in places] + [0.0]  # SciPy puts leaf i at 10·i + 5
         y += [max(float(height), floor) for height in joint] + [None]
     series = (Series("average linkage", x[:-1], y[:-1], style="segments", colour="muted"),)
-    look: Any = {
-        "y_log": True,
-        "y_range": (floor, 1.5 * max(heights, default=1.0)),
-        "horizontal": True,
-    }
-    return Chart(
-        "Tree of the graphs", "graph", "mean divergence", series, x_names=tuple(tree["ivl"]), **look
-    )
+    look: Any = {"y_log": True, "horizontal": True, "x_names": tuple(tree["ivl"])}
+    look["y_range"] = floor, 1.5 * max(heights, default=1.0)
+    return Chart("Tree of the graphs", "graph", "mean divergence", series, **look)
 
 
 @charts_of.register
 def _(choice: ModelChoice) -> list[Chart]:
     """The divergence left by every model at its nearest parameter."""
-    labels = [
-        f"{one.parameter} = {value_text(one).removesuffix(' (exact)')}" for one in choice.fits
-    ]
+    texts = [value_text(one).removesuffix(" (exact)") for one in choice.fits]
+    labels = [f"{one.parameter} = {text}" for one, text in zip(choice.fits, texts, strict=True)]
     values = [one.divergence for one in choice.fits]
     bars = Series("divergence", list(range(len(values))), values, style="bars", texts=labels)
-    title, label = (
-        f"{choice.name}: nearest to {choice.best}",
-        "symmetric KL divergence of the spectra",
-    )
-    look: Any = {
-        "x_names": tuple(one.model for one in choice.fits),
-        "y_range": (0.0, 1.5 * max(values)),
-    }
+    title, names = f"{choice.name}: nearest to {choice.best}", [one.model for one in choice.fits]
+    look: Any = {"x_names": tuple(names), "y_range": (0.0, 1.5 * max(values))}
+    label = "symmetric KL divergence of the spectra"
     return [Chart(title, "", label, (bars,), horizontal=True, **look)]

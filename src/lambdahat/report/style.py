@@ -15,14 +15,8 @@ if TYPE_CHECKING:
 
 VECTOR_TEXT: Any = {"svg.fonttype": "none", "pdf.fonttype": 42, "ps.fonttype": 42}
 # Okabe and Ito's palette, told apart by colour-blind readers too
-BLUE, VERMILION, GREEN, AMBER, SKY, PURPLE = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#E69F00",
-    "#56B4E9",
-    "#CC79A7",
-)
+BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
+AMBER, SKY, PURPLE = "#E69F00", "#56B4E9", "#CC79A7"
 GREY = "#666666"
 TURNS = 4  # how often the colours are used again, each time with other dashes, marks and hatching
 MARKED = 40  # a line of more points has no marks
@@ -70,20 +64,15 @@ def look_of(chart: Chart, number: int, colours: int) -> tuple[int | None, int]:
     A published series has the colour of the series whose name begins its own, else none; one that
     names its colour does not use up another.
     """
-    ours = [
-        index
-        for index, series in enumerate(chart.series)
-        if not (series.published or series.colour)
-    ]
+    ours = [i for i, each in enumerate(chart.series) if not (each.published or each.colour)]
     series = chart.series[number]
     if series.colour:
         return (COLOURS.index(series.colour) if series.colour in COLOURS else None), 0
     place: int | None
     if series.published:
-        alike = [
-            at for at, index in enumerate(ours) if series.name.startswith(chart.series[index].name)
-        ]
-        place = max(alike, key=lambda at: len(chart.series[ours[at]].name), default=None)
+        names = [chart.series[index].name for index in ours]
+        alike = [at for at, name in enumerate(names) if series.name.startswith(name)]
+        place = max(alike, key=lambda at: len(names[at]), default=None)
     else:
         place = ours.index(number)
     return (None, 0) if place is None else (place % colours, place // colours % TURNS)
@@ -134,10 +123,8 @@ def minus(text: str) -> str:
 
 def text_colour(background: Sequence[float]) -> str:
     """Black or white, whichever has the higher contrast on an RGB colour (WCAG 2.1)."""
-    linear = [
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in background
-    ]
-    luminance = sum(
-        weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
-    )
+    luminance = 0.0
+    for weight, part in zip((0.2126, 0.7152, 0.0722), background, strict=True):
+        linear = part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        luminance += weight * linear
     return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"

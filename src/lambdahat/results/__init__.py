@@ -152,14 +152,10 @@ class Spectrum(Result):
         # the mean is fitted too
         variance = float((self.weights * squares).sum() / probes) / (1 - factor)
         spread = float((self.weights * (squares - variance) ** 2).sum() / probes) * factor
-        dof = (
-            math.inf
-            if spread <= 1e-12 * variance**2 or self.dim == 1
-            else max(2.0 * variance**2 / spread, 1.0)
-        )
-        return Estimate(
-            scale * mean, abs(scale) * math.sqrt(factor * variance), self.cost, self.status, dof
-        )
+        even = spread <= 1e-12 * variance**2 or self.dim == 1
+        dof = math.inf if even else max(2.0 * variance**2 / spread, 1.0)
+        error = abs(scale) * math.sqrt(factor * variance)
+        return Estimate(scale * mean, error, self.cost, self.status, dof)
 
     def rounded(self, function: Callable[[Array], Array], scale: float = 1.0) -> Estimate:
         """The same for a smooth function, with what the rounding of the model makes of it in the
@@ -170,22 +166,14 @@ class Spectrum(Result):
             return estimate
         moved = self.rounding + self.relative_rounding * np.abs(self.nodes)
         with np.errstate(all="ignore"):
-            changes = [
-                np.abs(function(self.nodes + step) - function(self.nodes))
-                for step in (moved, -moved)
-            ]
+            here, sides = function(self.nodes), (self.nodes + moved, self.nodes - moved)
+            changes = [np.abs(function(side) - here) for side in sides]
         known = np.fmax(*changes)  # one side may be outside of where the function is defined
-        error = (
-            abs(scale)
-            * float((self.weights * np.nan_to_num(known, posinf=0.0)).sum())
-            / len(self.nodes)
-        )
-        total = math.hypot(float(estimate.stderr), error)
-        dof = (
-            estimate.dof
-            if total == 0 or estimate.stderr == 0
-            else estimate.dof * (total / float(estimate.stderr)) ** 4
-        )
+        change = float((self.weights * np.nan_to_num(known, posinf=0.0)).sum())
+        error = abs(scale) * change / len(self.nodes)
+        total, dof = math.hypot(float(estimate.stderr), error), estimate.dof
+        if total > 0 and estimate.stderr != 0:
+            dof *= (total / float(estimate.stderr)) ** 4
         return dataclasses.replace(estimate, stderr=total, dof=dof)
 
     def moment(self, order: int) -> Estimate:
@@ -289,13 +277,9 @@ class Spectrum(Result):
         than one eigenvalue can: w·P ≤ 10.8, the 99.9 % quantile of χ²₁.
         """
         there = self.weights[0] > 0  # a probe whose Krylov space ended early has nodes of weight 0
-        nodes, weights, residuals = (
-            self.nodes[0][there],
-            self.weights[0][there],
-            self.residuals[0][there],
-        )
-        order = np.argsort(nodes)
-        nodes, weights, residuals = nodes[order], weights[order], residuals[order]
+        order = np.argsort(self.nodes[0][there])
+        parts = (self.nodes, self.weights, self.residuals)
+        nodes, weights, residuals = (part[0][there][order] for part in parts)
         alone = stand_alone(nodes, residuals) & (weights * self.dim <= ONE)
         below = len(alone) if alone.all() else int(np.argmin(alone))
         above = 0 if alone.all() else int(np.argmin(alone[::-1]))
@@ -331,19 +315,14 @@ class Spectrum(Result):
         low, high = float(self.nodes.min()), float(self.nodes.max())
         support = (high - low) or abs(high) or 1.0
         width = 0.005 * support if width is None else require_positive(width, "width")
-        points = (
-            np.linspace(low - 5 * width, high + 5 * width, 1000)
-            if grid is None
-            else np.asarray(grid, np.float64)
-        )
+        even = np.linspace(low - 5 * width, high + 5 * width, 1000)
+        points = even if grid is None else np.asarray(grid, np.float64)
         expected = "be a 1-D array of at least two points"
         require(points.ndim == 1 and points.size > 1, "grid", expected, points)
         norm = 1.0 / (width * math.sqrt(2 * math.pi))
         rows = max(1, AT_ONCE // self.nodes.size)
-        parts = [
-            self._heights(points[start : start + rows], width, norm)
-            for start in range(0, len(points), rows)
-        ]
+        pieces = (points[start : start + rows] for start in range(0, len(points), rows))
+        parts = [self._heights(piece, width, norm) for piece in pieces]
         values, errors = (np.concatenate(each) for each in zip(*parts, strict=True))
         return Density(points, values, errors, width)
 
@@ -368,34 +347,20 @@ class Spectrum(Result):
         """
         probes, depth = self.nodes.shape
         most = max(1, 2 * depth - 1)  # what the rule knows of each probe's measure
-        count = (
-            min(depth, 100, most) if moments is None else require_count(moments, "moments", 1, most)
-        )
-        low, high = (
-            float((self.nodes - self.residuals).min()),
-            float((self.nodes + self.residuals).max()),
-        )
+        count = min(depth, 100, most)
+        if moments is not None:
+            count = require_count(moments, "moments", 1, most)
+        low = float((self.nodes - self.residuals).min())
+        high = float((self.nodes + self.residuals).max())
         margin = 0.01 * (high - low) or 1e-3 * abs(high) or 1.0
         bounds = (max(low - margin, 0.0) if self.psd and high > 0 else low - margin, high + margin)
         weights = self.weights.ravel() / probes
         features = polynomials("chebyshev", to_unit(self.nodes.ravel(), bounds), count)
         values = weights @ features
-        covariance = (
-            2.0
-            / (self.dim + 2)
-            / probes
-            * ((features.T * weights) @ features - np.outer(values, values))
-        )
-        return fit(
-            Moments(
-                values,
-                np.sqrt(np.diag(covariance).clip(0.0)),
-                covariance,
-                "chebyshev",
-                bounds,
-                probes,
-            )
-        )
+        products = (features.T * weights) @ features - np.outer(values, values)
+        covariance = 2.0 / (self.dim + 2) / probes * products
+        errors = np.sqrt(np.diag(covariance).clip(0.0))
+        return fit(Moments(values, errors, covariance, "chebyshev", bounds, probes))
 
 
 @dataclass(frozen=True)
@@ -421,13 +386,8 @@ class Moments(Result):
 
     def __getitem__(self, order: int) -> Estimate:
         """The moment of one order, with its standard error."""
-        return Estimate(
-            float(self.values[order]),
-            float(self.stderr[order]),
-            self.cost,
-            self.status,
-            self.probes - 1,
-        )
+        value, error = float(self.values[order]), float(self.stderr[order])
+        return Estimate(value, error, self.cost, self.status, self.probes - 1)
 
 
 @dataclass(frozen=True)
@@ -501,12 +461,10 @@ class Diagnostics(Result):
         """
         change, mean = float(self.distance_drift), float(self.distance.mean())
         clear = abs(change) > max(4 * float(self.distance_drift.stderr), 0.1 * mean)
+        if not clear:
+            return ""
         verb = "grew" if change > 0 else "fell"
-        return (
-            f"‖w − w*‖ {verb} by {abs(change) / mean:.0%} of its mean while drawing"
-            if clear
-            else ""
-        )
+        return f"‖w − w*‖ {verb} by {abs(change) / mean:.0%} of its mean while drawing"
 
 
 @dataclass(frozen=True)
@@ -599,17 +557,12 @@ class Chains(Result):
         if self.parameters is not None:
             posterior["parameters"] = ((*dims, "parameter"), self.parameters.numpy())
         for name, values in self.observables.items():
-            posterior[name] = (
-                (*dims, *(f"{name}_dim_{i}" for i in range(values.ndim - 2))),
-                values,
-            )
-        groups = {
-            "posterior": posterior,
-            "sample_stats": {name: (dims, values) for name, values in stats_.items()},
-        }
-        return xarray.DataTree.from_dict(
-            {name: xarray.Dataset(group) for name, group in groups.items()}
-        )
+            own = (f"{name}_dim_{i}" for i in range(values.ndim - 2))
+            posterior[name] = (*dims, *own), values
+        groups = {"posterior": posterior}
+        groups["sample_stats"] = {name: (dims, values) for name, values in stats_.items()}
+        sets = {name: xarray.Dataset(group) for name, group in groups.items()}
+        return xarray.DataTree.from_dict(sets)
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,8 @@ class Series:
         return [place for place, status in enumerate(self.statuses) if status not in known]
 
     def __post_init__(self) -> None:
-        name = f"series {self.name!r}"
-        require(
-            len(self.x) == len(self.y), name, "have as many x as y", f"{len(self.x)}, {len(self.y)}"
-        )
+        name, counts = f"series {self.name!r}", (len(self.x), len(self.y))
+        require(counts[0] == counts[1], name, "have as many x as y", "{}, {}".format(*counts))
         require_choice(self.style, f"the style of {name}", STYLES)
         require_choice(self.mark, f"the mark of {name}", MARKS)
         require_choice(self.colour, f"the colour of {name}", ("", "ink", "muted", *COLOURS))
@@ -158,9 +156,8 @@ def charts_of(result: Any) -> list[Chart]:
     """
     if not dataclasses.is_dataclass(result) or isinstance(result, type):
         return []
-    return _charts_of_parts(
-        type(result).__name__, _fields(result), getattr(result, "status", Status.CONVERGED)
-    )
+    status = getattr(result, "status", Status.CONVERGED)
+    return _charts_of_parts(type(result).__name__, _fields(result), status)
 
 
 @charts_of.register
@@ -170,10 +167,8 @@ def _(results: Mapping) -> list[Chart]:  # type: ignore[type-arg]
 
 def _fields(result: Any) -> dict[str, Any]:
     """What a result holds, but for its cost and its status, which titles and tables show."""
-    names = [
-        field.name for field in dataclasses.fields(result) if field.name not in ("cost", "status")
-    ]
-    return {name: getattr(result, name) for name in names}
+    names = [field.name for field in dataclasses.fields(result)]
+    return {name: getattr(result, name) for name in names if name not in ("cost", "status")}
 
 
 def _charts_of_parts(title: str, parts: Mapping[str, Any], status: Status) -> list[Chart]:
@@ -191,10 +186,8 @@ def _charts_of_parts(title: str, parts: Mapping[str, Any], status: Status) -> li
             charts += _array_charts(name, numpy_of(part))
         elif not is_number(part):
             drawn = charts_of(part)
-            charts += [chart.with_name(name) for chart in drawn[:1]]
-            charts += [
-                dataclasses.replace(chart, page_only=True).with_name(name) for chart in drawn[1:]
-            ]
+            rest = [dataclasses.replace(chart, page_only=True) for chart in drawn[1:]]
+            charts += [chart.with_name(name) for chart in (*drawn[:1], *rest)]
     charts = share_axes(charts)
     return [*charts, *([Chart(with_status(title, status), rows=tuple(rows))] if rows else [])]
 
@@ -260,15 +253,10 @@ def _array_charts(name: str, values: Array) -> list[Chart]:
     if values.size > PLOTTED:
         return [histogram(values, f"{name}: {values.size:,} elements")]
     table = values.reshape(-1, values.shape[-1])
-    series = [
-        Series(
-            name if len(table) == 1 else f"{name}, row {place}",
-            list(range(len(row))),
-            numbers(row),
-            style="points",
-        )
-        for place, row in enumerate(table[: len(COLOURS)], start=1)
-    ]
+    series = []
+    for place, row in enumerate(table[: len(COLOURS)], start=1):
+        label = name if len(table) == 1 else f"{name}, row {place}"
+        series.append(Series(label, list(range(len(row))), numbers(row), style="points"))
     return [Chart(name, "index", name, tuple(series))]
 
 
@@ -360,10 +348,10 @@ def headline_of(result: Any, name: str) -> str:
     first numbers of the result, or the title of its first chart.
     """
     parts = result if isinstance(result, Mapping) else {"": result}
-    values = [
-        f"{label_text(row['quantity'])} = {value_text(Estimate(row['value'], row['stderr']))}"
-        for row in number_rows(parts)[:FIRST]
-    ]
+    values = []
+    for row in number_rows(parts)[:FIRST]:
+        value = value_text(Estimate(row["value"], row["stderr"]))
+        values.append(f"{label_text(row['quantity'])} = {value}")
     charts = [] if values else charts_of(result)
     return "; ".join(values) or (charts[0].title if charts else "")
 
@@ -398,19 +386,10 @@ def histogram(values: Array, title: str, bins: int = 60, caption: str = "") -> C
     wide = high - low > bins * np.spacing(max(abs(low), abs(high)))
     around = (low, high) if wide else (low - abs(low or 1.0) / 2, low + abs(low or 1.0) / 2)
     counts, edges = np.histogram(finite, bins=bins, range=around)
-    series = Series(
-        "elements", numbers((edges[1:] + edges[:-1]) / 2), numbers(counts), style="bars"
-    )
-    return Chart(
-        title,
-        "value of the element",
-        "elements",
-        (series,),
-        y_log=True,
-        y_range=(0.7, None),
-        x_lines=(("", 0.0),),
-        caption=caption,
-    )
+    centres = numbers((edges[1:] + edges[:-1]) / 2)
+    series = Series("elements", centres, numbers(counts), style="bars")
+    look: Any = {"y_range": (0.7, None), "x_lines": (("", 0.0),), "caption": caption}
+    return Chart(title, "value of the element", "elements", (series,), y_log=True, **look)
 
 
 def interval_series(

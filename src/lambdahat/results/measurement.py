@@ -111,20 +111,12 @@ class Comparison(Result):
         rows = []
         for quantity, by_name in self.readings.items():
             values = {name: self.value(quantity, name) for name in by_name}
-            values |= {
-                f"{name} − {first}": self.difference(quantity, name, first) for name in others
-            }
-            rows += [
-                {
-                    "quantity": quantity,
-                    "name": name,
-                    "value": float(estimate),
-                    "stderr": float(estimate.stderr),
-                    "n": len(by_name[first]),
-                    "status": estimate.status.name,
-                }
-                for name, estimate in values.items()
-            ]
+            for name in others:
+                values[f"{name} − {first}"] = self.difference(quantity, name, first)
+            for name, one in values.items():
+                row: dict[str, Any] = {"quantity": quantity, "name": name, "value": float(one)}
+                row |= {"stderr": float(one.stderr), "n": len(by_name[first])}
+                rows.append({**row, "status": one.status.name})
         return rows
 
     def __str__(self) -> str:
@@ -138,21 +130,17 @@ class Comparison(Result):
                 status = "" if value.status.ok else f" [{value.status.name}]"
                 texts.append(f"{name} {text}{status}")
             lines.append(f"{quantity}: {', '.join(texts)}")
-        given = ", ".join(
-            f"{key} {value:.5g}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in self.settings.items()
-        )
+        pairs = self.settings.items()
+        words = [(key, f"{x:.5g}" if isinstance(x, float) else str(x)) for key, x in pairs]
+        given = ", ".join(f"{key} {text}" for key, text in words)
         return "\n".join([*lines, *([f"at {given}"] if given else [])])
 
 
 def _less(one: Estimate, two: Estimate) -> Estimate:
     """The difference of two independent estimates, with Welch's degrees of freedom."""
     squares = [float(each.stderr) ** 2 for each in (one, two)]
-    parts = [
-        square**2 / each.dof
-        for square, each in zip(squares, (one, two), strict=True)
-        if 0 < square < math.inf
-    ]
+    pairs = zip(squares, (one.dof, two.dof), strict=True)
+    parts = [square**2 / dof for square, dof in pairs if 0 < square < math.inf]
     total = math.fsum(squares)
     dof = total**2 / math.fsum(parts) if math.isfinite(total) and any(parts) else math.inf
     status = two.status if one.status.ok else one.status
@@ -180,17 +168,12 @@ def number_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of a table of named results; see ``Measurement.table``."""
     readings = [one for part in results.items() for one in _readings(*part, NO_SETTINGS)]
     sampled = any(settings is not NO_SETTINGS for _, _, settings in readings)
-    return [
-        {
-            "quantity": label,
-            "value": float(estimate),
-            "stderr": float(estimate.stderr),
-            "cost": estimate.cost,
-            "status": estimate.status.name,
-            **(settings if sampled else {}),
-        }
-        for label, estimate, settings in readings
-    ]
+    rows = []
+    for label, one, settings in readings:
+        row = {"quantity": label, "value": float(one), "stderr": float(one.stderr)}
+        row |= {"cost": one.cost, "status": one.status.name}
+        rows.append({**row, **(settings if sampled else {})})
+    return rows
 
 
 def frame_of(result: Result) -> Any:
@@ -203,11 +186,9 @@ def frame_of(result: Result) -> Any:
         return DataFrame(rows)
     fields = dataclasses.fields(result)  # type: ignore[arg-type]
     values = {part.name: getattr(result, part.name) for part in fields}
-    arrays = {
-        name: np.array(value.tolist() if isinstance(value, Tensor) else value)
-        for name, value in values.items()
-        if isinstance(value, Tensor | np.ndarray)
-    }
+    values = {k: x for k, x in values.items() if isinstance(x, Tensor | np.ndarray)}
+    plain = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in values.items()}
+    arrays = {name: np.array(value) for name, value in plain.items()}
     flat = {name: array for name, array in arrays.items() if array.ndim == 1 and array.size}
     length = len(next(iter(flat.values()), ()))
     return DataFrame({name: array for name, array in flat.items() if len(array) == length})

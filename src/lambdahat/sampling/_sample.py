@@ -38,13 +38,13 @@ from lambdahat.sampling.diagnostics import (
 from lambdahat.sampling.kernels import KERNELS, Kernel, KroneckerScale, Localization
 from lambdahat.sampling.kernels.kernel import require_localization
 
-PIECES = 20
-MOST_SEGMENTS = 40
-OBSERVABLE, AVERAGE = "observable ", "average "  # how a runner names what is to be averaged
-PROBES = 5
+PIECES = 20  # into which burn-in and draws are cut, to report progress in between
+MOST_SEGMENTS = 40  # of a chain, whose averages are kept
+OBSERVABLE, AVERAGE = "observable ", "average "  # with which a runner's names of them begin
+PROBES = 5  # of the acceptance, during a call of ``draw``
 BASELINES = ("paired", "full", "both")
-TOL = 0.03, 1.0  # standard error to draw for, of a value that counts as no less than the second
-LEAST_EFFORT = 0.25  # of those rounds and effective draws, where the tolerance is loose
+TOL = 0.03, 1.0  # default tolerance, relative to the value or to the second number, if larger
+LEAST_EFFORT = 0.25  # share of the usual draws that even the loosest tolerance takes
 Watch = Callable[[np.ndarray[Any, Any]], Any]
 
 
@@ -101,12 +101,11 @@ def sample(
     records = baseline != "paired", forces, keep_parameters, observables or {}, averages or {}
     plan = ChainPlan(seed, batch_size, shared_batches, accumulate, thin, bound, *records)
     frozen = problem.at(problem.vector)
-    placed = place(kernel, frozen)
-    runner, mode = make_runner(frozen, placed, chains, plan, mode)
+    runner, mode = make_runner(frozen, place(kernel, frozen), chains, plan, mode)
     try:
         for piece in in_pieces("burn-in", burn_in):
             runner.skip(piece)
-        collector = Collector(runner, frozen, placed, plan, mode, watch)
+        collector = Collector(runner, mode, watch)
         collector.draw(draws)
         return collector.chains()
     finally:
@@ -131,9 +130,6 @@ class Collector:
     """
 
     runner: AnyRunner
-    problem: Problem
-    kernel: Kernel
-    plan: ChainPlan
     mode: str
     watch: Watch | None = None
     _parts: list[Record] = field(init=False, default_factory=list)
@@ -141,10 +137,10 @@ class Collector:
     _probe: AcceptanceProbe | None = field(init=False, default=None)
 
     def draw(self, draws: int) -> bool:
-        """``draws`` more; False if the caller's ``watch`` has seen enough."""
-        runner, nbeta = self.runner, self.kernel.nbeta
-        if self._probe is None and self.kernel.is_unadjusted_mala:
-            self._probe = AcceptanceProbe(self.problem, self.kernel, self.plan.seed)
+        """Take ``draws`` more; False if the caller's ``watch`` ends the sampling."""
+        runner, kernel, setup = self.runner, self.runner.kernel, self.runner.setup
+        if self._probe is None and kernel.is_unadjusted_mala:
+            self._probe = AcceptanceProbe(setup.problem, kernel, setup.plan.seed)
         pieces = len(range(0, draws, -(-draws // PIECES)))
         for number, piece in enumerate(in_pieces("sample", draws)):
             record = runner.advance(piece)
@@ -155,28 +151,26 @@ class Collector:
             if self._probe is not None and number % max(pieces // PROBES, 1) == 0:
                 self._probe.probe(runner.positions, runner.own, runner.gather)
             if self.watch is not None:
-                energies = torch.cat([nbeta * (p["loss"] - p["centre"]) for p in self._parts], 1)
-                if self.watch(energies.numpy()):
+                rises = torch.cat([part["loss"] - part["centre"] for part in self._parts], 1)
+                if self.watch((kernel.nbeta * rises).numpy()):
                     return False
         return True
 
     def _add_segment(self, draws: int, means: Record) -> None:
         """Keep averages over a segment; many segments are joined two by two, to bound memory."""
         self._segments.append((draws, means))
-        if len(self._segments) <= MOST_SEGMENTS:
-            return
-        joined, left = [], self._segments[len(self._segments) // 2 * 2 :]
-        for (first, one), (second, other) in zip(
-            self._segments[::2], self._segments[1::2], strict=False
-        ):
-            count = first + second
-            both = {name: (first * one[name] + second * other[name]) / count for name in one}
-            joined.append((count, both))
-        self._segments = joined + left
+        if len(self._segments) > MOST_SEGMENTS:
+            *pairs, last = self._segments  # an odd number
+            self._segments = [last]
+            for (first, one), (second, other) in zip(pairs[::2], pairs[1::2], strict=True):
+                count = first + second
+                both = {name: (first * one[name] + second * other[name]) / count for name in one}
+                self._segments.insert(-1, (count, both))
 
     def chains(self, reasons: Mapping[str, str] | None = None) -> Chains:
         """The chains so far, with their diagnostics and status."""
-        parts, runner, kernel, plan = self._parts, self.runner, self.kernel, self.plan
+        parts, runner, setup = self._parts, self.runner, self.runner.setup
+        kernel, plan = runner.kernel, setup.plan
         record = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
         arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
         reasons, acceptance = dict(reasons or {}), math.nan
@@ -200,8 +194,8 @@ class Collector:
             kernel.step_size,
             kernel.nbeta,
             kernel.localization,  # type: ignore[arg-type]
-            runner.setup.centre_loss,
-            self.problem.num_samples,
+            setup.centre_loss,
+            setup.problem.num_samples,
             runner.batch_size,
             runner.steps - plan.thin * energies.shape[1],  # the burn-in
             plan.thin,

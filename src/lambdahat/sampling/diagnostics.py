@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ PROBED_ALONE = 10_000_000  # parameters from which chains are probed one by one
 AXES = {"chain_axis": 0, "draw_axis": 1}
 RHAT = 1.05  # above it the chains count as not mixed
 HUGE = 1e30  # energies beyond are on their way to infinity, and their squares need not be finite
-DEGREE_RANGE = (1.0, 8.0)  # between which the degree of the loss around the centre is taken to lie
+DEGREE_RANGE = (1.0, 8.0)  # to which the estimated degree of the loss around the centre is clipped
 LEAST_RELATIVE_ERROR = 0.002  # of a value from trajectories
 CONTROL_LIMITS = (
     3.0,
@@ -96,7 +95,7 @@ def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
 
 
 def probed_alone(problem: Problem) -> bool:
-    """Whether chains are probed one by one: a MALA step takes a dozen vectors of a chain."""
+    """Whether chains are probed one by one: a MALA step takes a dozen vectors (P,) per chain."""
     return problem.memory is not None or problem.num_parameters > PROBED_ALONE
 
 
@@ -119,31 +118,25 @@ class AcceptanceProbe:
         self._mala = HMC(*settings, leapfrog=1, jitter=1.0)
 
     def probe(
-        self,
-        positions: Tensor,
-        chains: Sequence[int] | None = None,
-        gathered: Callable[[Tensor], Tensor] | None = None,
+        self, positions: Tensor, chains: Sequence[int], gather: Callable[[Tensor], Tensor]
     ) -> None:
-        """One probe of every chain.
-
-        Where other processes have the rest, ``chains`` are the numbers of those here, and
-        ``gathered`` adds the others.
+        """One probe of every chain: ``chains`` are the numbers of those at these positions, and
+        ``gather`` adds those of other processes.
         """
-        numbers = range(len(positions)) if chains is None else chains
         seed = derived_seed(self._seed, "probe", len(self._seen))
         probed = positions.new_full((len(positions),), math.nan, dtype=torch.float64)
         # row by row, for of all at once it would take two vectors of every chain
         places = [i for i, row in enumerate(positions) if bool(row.isfinite().all())]
         together = 1 if self._alone else max(len(places), 1)
         for some in (places[i : i + together] for i in range(0, len(places), together)):
-            rng = Streams(seed, [numbers[i] for i in some], positions.device)
+            rng = Streams(seed, [chains[i] for i in some], positions.device)
             probed[some] = self._acceptance(positions[some], rng).double()
-        seen = probed if gathered is None else gathered(probed)
+        seen = gather(probed)
         if bool(torch.isfinite(seen).any()):
             self._seen.append(float(seen.nanmean()))
 
     def _acceptance(self, positions: Tensor, rng: Streams) -> Tensor:
-        """Of one step from each position; all else of the step is freed."""
+        """The acceptance of one step from each position; all else of the step is freed."""
         state = self._mala.init(positions, self._centre)
         _, info = self._mala.step(state, lambda at: full_data(self._gradients, at), rng)
         assert info.acceptance is not None
@@ -158,10 +151,7 @@ class AcceptanceProbe:
 @dataclass(frozen=True)
 class ChainReading:
     """λ̂ with its error: ``raw`` is the plain mean of nβ(L − L*), ``value`` what is left without
-    the bias of the steps.
-
-    ``settled`` is E[(w − w*)·∇U]/P, less what the steps add: 1 when all directions have relaxed,
-    NaN where unknown.
+    the bias of the steps. ``unsettled`` says that directions are seen that have not relaxed.
     """
 
     value: float
@@ -169,10 +159,8 @@ class ChainReading:
     per_chain: Array
     raw: float
     bias: float = 0.0
-    settled: float = math.nan
     unsettled: bool = False
     drifting: bool = False
-    controlled: bool = False
 
 
 def read(chains: Chains, parameters: int, full: bool = False) -> ChainReading:
@@ -206,28 +194,31 @@ def _from_trajectories(chains: Chains, parameters: int) -> ChainReading:
     assert chains.recycled_losses is not None
     assert chains.virials is not None
     energies = chains.nbeta * (chains.recycled_losses - chains.centre_losses)
-    excess = chains.virials - parameters
-    settled = 1.0 + float(excess.mean()) / parameters
-    energies, use = _subtract_virial(energies, excess, chains.distances)
+    energies = _subtract_virial(energies, chains.virials - parameters, chains.distances)
     value = float(energies.mean())
     error = math.hypot(blocked_error(energies, grouped=False), LEAST_RELATIVE_ERROR * value)
     raw, change = float(chains.energies.mean()), drift(energies)
     drifting = abs(float(change)) > max(4 * float(change.stderr), 0.1 * abs(value))
-    estimates = value, error, energies.mean(axis=1), raw
-    return ChainReading(*estimates, settled=settled, drifting=drifting, controlled=use)
+    return ChainReading(value, error, energies.mean(axis=1), raw, drifting=drifting)
 
 
-def _subtract_virial(energies: Array, excess: Array, distances: Array) -> tuple[Array, bool]:
-    """The energies less their regression on the virial's excess over P, if settled; and whether."""
-    error = standard_error(excess)
-    score = float(excess.mean()) / error if error > 0 else math.inf
-    most, apart = CONTROL_LIMITS
-    if abs(score) >= most or max(_split_rhat(distances**2), _split_rhat(excess)) >= apart:
-        return energies, False
+def _subtract_virial(energies: Array, excess: Array, distances: Array) -> Array:
+    """The energies less their regression on the virial's excess over P, if that has settled: if
+    its mean is near 0, and √(1 + variance between half chains over that within) near 1.
+    """
+    error, (most, apart) = standard_error(excess), CONTROL_LIMITS
+    if not (error > 0 and abs(float(excess.mean()) / error) < most):
+        return energies
+    for values in (distances**2, excess):
+        parts = _halves(values)
+        within = float(parts.var(axis=1, ddof=1).mean())
+        between = float(parts.mean(axis=1).var(ddof=1))
+        if not (within > 0 and math.sqrt(1 + between / within) < apart):
+            return energies
     blocks, covariates = _blocks(energies, 8).ravel(), _blocks(excess, 8).ravel()
     covariates = covariates - covariates.mean()
     slope = float(covariates @ (blocks - blocks.mean()) / (covariates @ covariates))
-    return energies - slope * excess, True
+    return energies - slope * excess
 
 
 def step_bias(chains: Chains) -> Estimate | None:
@@ -241,15 +232,8 @@ def step_bias(chains: Chains) -> Estimate | None:
         return chains.step_bias
     fine = np.isfinite(chains.energies).all(axis=1)
     raw = float(chains.energies[fine].mean())
-    shares = step_shares(chains.step_size, chains.localization, work[fine], heat[fine], raw)
-    return Estimate(0.0, max(shares.bias, (shares.whole - shares.bias) / 2))
-
-
-class StepShares(NamedTuple):
-    """What steps add on average: all of it, and what is left in the loss."""
-
-    whole: float
-    bias: float
+    whole, left = step_shares(chains.step_size, chains.localization, work[fine], heat[fine], raw)
+    return Estimate(0.0, max(left, (whole - left) / 2))
 
 
 def loss_degree(work: Array, raw: float) -> float:
@@ -260,8 +244,9 @@ def loss_degree(work: Array, raw: float) -> float:
 
 def step_shares(
     step_size: float, localization: float | Tensor, work: Array, heat: Array, raw: float
-) -> StepShares:
-    """What the finite, noisy steps of SGLD add to the mean ``raw`` of nβ(L − L*).
+) -> tuple[float, float]:
+    """What the finite, noisy steps of SGLD add to the mean ``raw`` of nβ(L − L*): all of it, and
+    what is left in the loss.
 
     A step is w' = w − (ε/2)F + √ε·ξ with F = ∇U + ζ, ζ the noise of the batch of covariance Σ. With
     r² = ‖w − w*‖², u = (w − w*)·nβ∇L (``work``) and G = nβ∇L·∇U (``heat``) on batches, E[r'²] =
@@ -285,25 +270,23 @@ def step_shares(
     unit = step_size / (4 * loss_degree(work, raw))
     whole = unit * float(heat.mean())
     if work.shape[1] < 3:
-        return StepShares(whole, whole)
+        return whole, whole
     near, far = (0.5 * float(np.square(work[:, lag:] - work[:, :-lag]).mean()) for lag in (1, 2))
     tie = float(localization.min()) if isinstance(localization, Tensor) else localization
     pull = unit * tie * (2 * near - far)
     if not 0 < pull < raw or whole <= 0:
-        return StepShares(whole, whole)
-    kept = min(max((whole - pull) / (1 - pull / raw) / whole, 0.0), 1.0)
-    return StepShares(whole, whole * kept)
+        return whole, whole
+    return whole, whole * min(max((whole - pull) / (1 - pull / raw) / whole, 0.0), 1.0)
 
 
 def _from_steps(chains: Chains, energies: Array, bias: Estimate, parameters: int) -> ChainReading:
     """From kernels that never reject: the bias of the steps is taken off."""
     fine = np.isfinite(energies).all(axis=1)
-    kept, controlled = energies[fine], False
+    kept = energies[fine]
     raw = float(kept.mean())
     if chains.kernel == "Kinetic" and chains.on_whole_data and chains.virials is not None:
-        kept, controlled = _subtract_virial(
-            kept, chains.virials[fine] - parameters, chains.distances[fine]
-        )
+        excess = chains.virials[fine] - parameters
+        kept = _subtract_virial(kept, excess, chains.distances[fine])
     value = float(kept.mean()) - float(bias)
     change = drift(kept)
     drifting = abs(float(change)) > max(3 * float(change.stderr), 0.05 * abs(value))
@@ -323,12 +306,12 @@ def _from_steps(chains: Chains, energies: Array, bias: Estimate, parameters: int
         squares += ((1 - settled) * value) ** 2
     added = abs(float(bias)) if float(bias) else float(bias.stderr)
     unsettled = abs(1 - settled) > max(0.1, 3 * settled_error)
-    estimates = value, math.sqrt(squares), energies.mean(axis=1) - float(bias), raw, added, settled
-    return ChainReading(*estimates, unsettled, drifting, controlled)
+    each = energies.mean(axis=1) - float(bias)
+    return ChainReading(value, math.sqrt(squares), each, raw, added, unsettled, drifting)
 
 
 def degrees_of_freedom(chains: Chains) -> float:
-    """Those of the errors that are read off chains."""
+    """The degrees of freedom of the standard errors that are computed from chains."""
     return BLOCKS * len(chains) - 1.0
 
 
@@ -371,10 +354,3 @@ def _halves(values: Array) -> Array:
     """The halves of each chain as chains."""
     half = values.shape[1] // 2
     return np.concatenate([values[:, :half], values[:, half : 2 * half]])
-
-
-def _split_rhat(values: Array) -> float:
-    """√(1 + variance between half chains over the variance within)."""
-    parts = _halves(values)
-    within = float(parts.var(axis=1, ddof=1).mean())
-    return math.sqrt(1 + float(parts.mean(axis=1).var(ddof=1)) / within) if within > 0 else math.inf

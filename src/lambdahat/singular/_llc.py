@@ -20,24 +20,37 @@ from lambdahat._core.check import (
     require_positive,
 )
 from lambdahat._core.device import default_context
+from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
 from lambdahat.krylov import lanczos, random_vector
+from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, LearningCoefficient, Sensitivity, Status
 from lambdahat.sampling._sample import SamplingRequest, SamplingRun, Watch, place
 from lambdahat.sampling.backends import MODES
-from lambdahat.sampling.backends.chain_runner import ChainPlan, Observable
-from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samples
+from lambdahat.sampling.backends.chain_runner import ChainPlan
+from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samples, default_batch
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
 from lambdahat.sampling.kernels import HMC, KERNELS, Kernel, Localization
-from lambdahat.sampling.tuning.hamiltonian import draw_by_trajectories, require_warm_up
-from lambdahat.sampling.tuning.unadjusted import EFFECTIVE, FULL, draw_by_steps, require_enough
+from lambdahat.sampling.tuning.hamiltonian import (
+    draw_by_trajectories,
+    require_warm_up,
+    trajectory_gradients,
+)
+from lambdahat.sampling.tuning.unadjusted import (
+    EFFECTIVE,
+    FULL,
+    draw_by_steps,
+    require_enough,
+    step_gradients,
+)
 
-# errors, and part of the mean, by which the distance changes where chains count as not mixed
+# chains count as not mixed where their distance from the centre changes by more than so many
+# standard errors, and by more than this part of its mean
 DISTANCE_DRIFT = 4.0, 0.5
-# draws lower than the centre by this part of λ̂, and the share of them that no minimum shows
+# the centre is no minimum where nβ(L − L*) is below −0.1 λ̂ in more than 1 % of the draws
 BELOW_CENTRE = 0.1, 0.01
-# of λ̂: what a line search along the gradient at the centre may gain in nβL at a minimum
+# nor where a line search along the gradient there would lower nβL by more than this part of λ̂
 DESCENT_GAIN = 0.1
 NAMES = ("n/log n", "batch")
 DENSE_HESSIAN = 300  # parameters up to which the whole Hessian is diagonalised
@@ -47,9 +60,7 @@ LARGEST_SPECTRUM = 1_000_000
 FINE_QUADRATURE = 8192
 COARSE_QUADRATURE = 1, 20, 2048  # probes, depth and samples of the quadrature beyond
 FIXED_POINT_ROUNDS = 3  # of the iteration that finds the localization
-WEAKEST_LOCALIZATION = (
-    128  # no localization is weaker than the parameters' own scale by more than this factor
-)
+WEAKEST_LOCALIZATION = 128  # factor below P/‖w*‖² at which the localization stops falling
 # parameters up to which HMC is the default on the whole data, and without data
 HMC_PARAMETERS = {True: 15, False: 500}
 PIECE_SAMPLES = 8192  # samples of the whole data that go through a large model at once
@@ -228,7 +239,7 @@ def _sensitivity(run: SamplingRun) -> Sensitivity:
 
 
 def _status(problem: Problem, run: SamplingRun, fixed: bool) -> Status:
-    """What stands in the way of believing λ̂, the worst first.
+    """The most serious reason not to trust λ̂, or CONVERGED.
 
     If ``fixed``, a number of draws that was given may leave fewer effective ones, over all chains,
     than a standard error can be trusted with; else sampling goes on until there are enough.
@@ -390,11 +401,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """
     given = dict(settings)
     inverse_temperature(given.pop("nbeta", "n/log n"), 1000, 512)
-    given.pop("seed", None)
-    known = {field.name for field in dataclasses.fields(ChainPlan)}
-    known -= {"thin", "full_losses", "forces"}  # of sample alone
-    plan = ChainPlan(**{name: given.pop(name) for name in known if given.get(name) is not None})
-    request = sampling_request(1.0, {name: given[name] for name in given if name not in known})
+    request, plan = read_settings(1.0, given)
     require_choice(request.mode, "mode", MODES)
     kernel = request.kernel
     fixed = not request.tuned or kernel is not None or plan.batch_size is not None
@@ -407,10 +414,12 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         require_enough(request.limit, *counts)
 
 
-def sampling_request(nbeta: float, given: Mapping[str, Any]) -> SamplingRequest:
-    """The settings of ``llc`` as a request; a cure for those that have another name elsewhere."""
+def read_settings(nbeta: float, given: Mapping[str, Any]) -> tuple[SamplingRequest, ChainPlan]:
+    """The settings of ``llc``; errors have a cure for those with another name elsewhere."""
     known = {field.name for field in dataclasses.fields(SamplingRequest) if field.init}
-    unknown = sorted(set(given) - known)
+    own = {field.name for field in dataclasses.fields(ChainPlan)}
+    own -= {"thin", "full_losses", "forces"}  # of sample alone
+    unknown = sorted(set(given) - known - own)
     if unknown:
         ours = [
             f"{NAMES_ELSEWHERE[name]} for {name}" for name in unknown if name in NAMES_ELSEWHERE
@@ -418,45 +427,28 @@ def sampling_request(nbeta: float, given: Mapping[str, Any]) -> SamplingRequest:
         cure = f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
         cure = f"write {', '.join(ours)}" if ours else cure
         raise TypeError(message("options", "be those of llc and sample", ", ".join(unknown), cure))
-    return SamplingRequest(nbeta, **given)
+    options = {name: given[name] for name in own if given.get(name) is not None}
+    request = SamplingRequest(nbeta, **{name: given[name] for name in given if name in known})
+    return request, ChainPlan(forces=True, **options)
 
 
-def draw(
-    problem: Problem,
-    nbeta: float,
-    /,
-    *,
-    seed: int = 0,
-    batch_size: int | None = None,
-    shared_batches: bool = False,
-    accumulate: int = 1,
-    bound: float | None = None,
-    observables: Mapping[str, Observable] | None = None,
-    averages: Mapping[str, Observable] | None = None,
-    keep_parameters: bool = False,
-    **settings: Any,
-) -> SamplingRun:
+def draw(problem: Problem, nbeta: float, /, **settings: Any) -> SamplingRun:
     """Sample the kernel that suits the problem; a pilot run tunes the settings that are not given.
 
     What is estimated, nβ and γ, is fixed before the first step. Problems of up to 15 parameters, or
     500 without data, are sampled by HMC on the whole data, which has no bias; larger ones by
     kinetic Langevin dynamics, on the whole data where that is cheap, else on mini-batches.
+    ``settings`` are those of ``llc``; a kernel among them must have this nβ.
     """
     require_problem(problem)
+    batch_size, kernel = settings.get("batch_size"), settings.get("kernel")
     if batch_size is not None:
         require_count(batch_size, "batch_size", 1, problem.num_samples)
-    request = sampling_request(nbeta, settings)
-    plan = ChainPlan(
-        seed,
-        batch_size,
-        shared_batches,
-        accumulate,
-        bound=bound,
-        forces=True,
-        keep_parameters=keep_parameters,
-        observables=observables or {},
-        averages=averages or {},
-    )
+    if isinstance(kernel, Kernel):
+        same, got = math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), f"one at {kernel.nbeta:.6g}"
+        cure = 'give its name, such as "hmc", and its settings apart'
+        require(same, "kernel", f"have nbeta = {nbeta:.6g}", got, cure)
+    request, plan = read_settings(nbeta, settings)
     frozen = problem.at(problem.vector)
     cheap, joined = whole_is_cheap(frozen), frozen
     # the number of batches would be most of the cost
@@ -475,8 +467,8 @@ def draw(
     kernel = place(kernel, frozen)
     if whole:
         pieces = 1 if tiny else -(-joined.num_samples // PIECE_SAMPLES)
-        accumulate = max(accumulate, pieces)
-        plan = dataclasses.replace(plan, batch_size=joined.num_samples, accumulate=accumulate)
+        pieces = max(plan.accumulate, pieces)
+        plan = dataclasses.replace(plan, batch_size=joined.num_samples, accumulate=pieces)
     if isinstance(kernel, HMC):
         run = draw_by_trajectories(joined, kernel, request, plan)
     else:  # an exact kernel sees the whole data anyway
@@ -509,11 +501,27 @@ def default_kernel(problem: Problem, step_size: float | None, batch_size: int | 
     return "hmc" if whole and small and whole_is_cheap(problem) else "kinetic"
 
 
-def draw_at(problem: Problem, nbeta: float, **settings: Any) -> SamplingRun:
-    """Chains at nβ with ``settings`` as for ``llc``; a kernel among these must have that nβ."""
-    kernel = settings.get("kernel")
-    if isinstance(kernel, Kernel):
-        same, got = math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), f"one at {kernel.nbeta:.6g}"
-        cure = 'give its name, such as "hmc", and its settings apart'
-        require(same, "kernel", f"have nbeta = {nbeta:.6g}", got, cure)
-    return draw(problem, nbeta, **settings)
+# of P numbers that a chain holds: position, gradient, noise and what the kernel remembers
+CHAIN_VECTORS = 6
+
+
+def chain_work(problem: Problem, given: Mapping[str, Any], runs: tuple[int, int] = (1, 1)) -> Work:
+    """The gradients of ``runs`` (fewest, most) runs of chains, on batches or on all data."""
+    chains = int(given.get("chains", 4))
+    step_size, batch_size = given.get("step_size"), given.get("batch_size")
+    kernel = given.get("kernel") or default_kernel(problem, step_size, batch_size)
+    adjusted = kernel in ("hmc", "mala")
+    forecast = trajectory_gradients if adjusted else step_gradients
+    fewest, most = forecast(given, problem.num_parameters)
+    free = kernel == "kinetic" and step_size is None and batch_size is None
+    samples = problem.num_samples
+    if not adjusted and not (free and whole_is_cheap(problem)):
+        samples = min(int(given.get("batch_size", default_batch(problem))), samples)
+    held = CHAIN_VECTORS * chains * problem.num_parameters * problem.vector.element_size()
+    return Work(runs[0] * chains * fewest, runs[1] * chains * most, held, "gradients", samples)
+
+
+@quantity("llc", lambda problem, _, settings: llc(problem, seed=settings.seed, **settings.sampling))
+def llc_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """One run of chains."""
+    return chain_work(problem, settings.sampling)

@@ -16,15 +16,23 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import message, require, require_count, require_positive
-from lambdahat._core.progress import report
+from lambdahat._core.progress import track
 from lambdahat._core.rng import derived_seed, generator
+from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
+from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling._sample import SamplingRun, localization_tensor
 from lambdahat.sampling.backends.minibatches import SampleLosses
 from lambdahat.sampling.diagnostics import combined_degrees, standard_error
 from lambdahat.sampling.kernels import Kernel, Localization
-from lambdahat.singular._llc import default_localization, draw_at, inverse_temperature
+from lambdahat.singular._llc import (
+    chain_work,
+    default_localization,
+    draw,
+    inverse_temperature,
+    llc_work,
+)
 from lambdahat.singular.observables import (
     STRETCHES,
     finite_chains,
@@ -117,7 +125,7 @@ def bayes_criteria(
     require_count(chains, "chains")
     averages = {f"rises {number}": rises for number, rises in enumerate(sets)}
     nbeta = float(frozen.num_samples)
-    run = draw_at(frozen, nbeta, chains=chains, seed=seed, averages=averages, **settings).chains
+    run = draw(frozen, nbeta, chains=chains, seed=seed, averages=averages, **settings).chains
     kept = finite_chains(run)
     sums = join_stretches([run.averages[name][kept] for name in averages], run.stretches)
     lean = dataclasses.replace(run, averages={}, stretches=())
@@ -271,7 +279,7 @@ def wbic(source: Chains | Problem, **settings: Any) -> Estimate:
     """
     if not isinstance(source, Chains):
         require_problem(source)
-        run = draw_at(source, log_temperature(source.num_terms), **settings)
+        run = draw(source, log_temperature(source.num_terms), **settings)
         return _free_energy(run.chains, source.num_terms, run.estimate)
     wanted = log_temperature(source.num_samples)
     same, got = math.isclose(source.nbeta, wanted, rel_tol=1e-6), f"chains at {source.nbeta:.6g}"
@@ -345,12 +353,10 @@ def _runs(
     problem: Problem, nbetas: Array, seed: int, settings: Mapping[str, Any]
 ) -> tuple[list[SamplingRun], Array, Array, Array, int, Status]:
     """Runs at every nβ: λ̂, errors, degrees of freedom, cost, and the first bad status."""
-    runs: list[SamplingRun] = []
-    for number, nbeta in enumerate(nbetas):
-        report("temperatures", number, len(nbetas))
-        own = derived_seed(seed, "temperature", number)
-        runs.append(draw_at(problem, float(nbeta), seed=own, **settings))
-    report("temperatures", len(nbetas), len(nbetas))
+    runs = [
+        draw(problem, nbeta, seed=derived_seed(seed, "temperature", number), **settings)
+        for number, nbeta in enumerate(track("temperatures", nbetas.tolist()))
+    ]
     estimates = [run.estimate for run in runs]
     rows = [(float(each), float(each.stderr), each.dof) for each in estimates]
     values, errors, degrees = np.array(rows).T
@@ -536,3 +542,37 @@ def _variance(chains: Chains) -> Estimate:
     kept = energies[finite_chains(chains, f"only diverged ones at nβ = {chains.nbeta:.3g}")]
     squares = (kept - kept.mean()) ** 2
     return Estimate(float(squares.mean()), standard_error(squares))
+
+
+# the logarithm of a rise in loss over the prior beyond which a free energy takes more temperatures
+STEEPEST = 5.0
+
+quantity(
+    "bayes_criteria",
+    lambda problem, _, settings: bayes_criteria(
+        problem, seed=settings.seed, **settings.at_own_temperature
+    ),
+)(llc_work)
+
+
+@quantity(
+    "temperature_regression",
+    lambda problem, _, settings: temperature_regression(
+        problem, seed=settings.seed, **settings.at_own_temperature
+    ),
+)
+def regression_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """A run at every temperature."""
+    return chain_work(problem, settings.sampling, (len(FACTORS), len(FACTORS)))
+
+
+@quantity(
+    "free_energy",
+    lambda problem, _, settings: free_energy(
+        problem, seed=settings.seed, **settings.at_own_temperature
+    ),
+)
+def free_energy_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """A run for each unit of ln β, from where the prior itself is enough."""
+    most = 2 * math.ceil((math.log(problem.num_samples) + STEEPEST) / 2) + 1
+    return chain_work(problem, settings.sampling, (3, most))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,17 +19,26 @@ from lambdahat._core.check import (
     require_count,
     require_positive,
 )
-from lambdahat._core.progress import report
+from lambdahat._core.progress import report, track
 from lambdahat._core.rng import derived_seed
+from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
+from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Result, Status
 from lambdahat.sampling._sample import sample
 from lambdahat.sampling.kernels import SGLD, Kernel
-from lambdahat.singular._llc import NAMES, default_localization, inverse_temperature, llc
+from lambdahat.singular._llc import (
+    NAMES,
+    chain_work,
+    default_localization,
+    inverse_temperature,
+    llc,
+)
 from lambdahat.singular.observables import mean_energy
 
 LADDER = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)  # the default grid of γ, in units of its centre
 Checkpoint = Tensor | Mapping[str, Tensor]
+SWEEP_CHAINS, SWEEP_DRAWS = 2, 500  # of every point of a sweep
 STEP_LADDER = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)  # of the calibrated step size
 COLDER = (1 / 16, 1 / 4, 1.0)  # of n/log n, where there are no batches
 RUNAWAY = 1e3  # energies per parameter beyond any equilibrium: there E[(w − w*)·∇U] = P
@@ -201,14 +210,12 @@ def _over_localization(
         grid = [require_positive(one, "localizations") for one in given]
         _require_distinct(grid, "localizations", grid)
         grid.sort()
-    results = []
-    for done, gamma in enumerate(grid):
-        report("curve", done, len(grid))
-        if centre is not None and gamma == centre.localization:
-            results.append(centre)
-        else:
-            results.append(llc(problem, **{**settings, "localization": gamma}))
-    report("curve", len(grid), len(grid))
+    results = [
+        centre
+        if centre is not None and gamma == centre.localization
+        else llc(problem, **{**settings, "localization": gamma})
+        for gamma in track("curve", grid)
+    ]
     nbeta = results[0].nbeta
     if centre is None or settings.get("localization") is not None:
         rule, _ = default_localization(problem, nbeta)
@@ -236,11 +243,8 @@ def _over_nbeta(problem: Problem, nbetas: Any, settings: Mapping[str, Any]) -> C
         expected, cure = "be given for so little data", "its rule needs n/log n"
         require(count > 2, "localization", expected, "none", cure)
         gamma, _ = default_localization(problem, default)
-    results = []
-    for done, one in enumerate(grid):
-        report("curve", done, len(grid))
-        results.append(llc(problem, **{**settings, "nbeta": one, "localization": gamma}))
-    report("curve", len(grid), len(grid))
+    shared = {**settings, "localization": gamma}
+    results = [llc(problem, **{**shared, "nbeta": one}) for one in track("curve", grid)]
     results.sort(key=lambda result: result.nbeta)
     places = np.array([result.nbeta for result in results])
     return CoefficientCurve("nbeta", places, tuple(results), results[0].localization, default)
@@ -296,12 +300,10 @@ def llc_along(
     steps = dict(checkpoints) if isinstance(checkpoints, Mapping) else dict(enumerate(checkpoints))
     require(len(steps) > 0, "checkpoints", "hold at least one", "none")
     results: list[LearningCoefficient] = []
-    for done, (step, checkpoint) in enumerate(steps.items()):
-        report("checkpoints", done, len(steps))
+    for step, checkpoint in track("checkpoints", steps.items()):
         results.append(llc(_at(problem, checkpoint, step), **settings))
         if not isinstance(settings.get("kernel"), Kernel):
             settings["localization"] = results[0].localization
-    report("checkpoints", len(steps), len(steps))
     return Trajectory(np.array([float(step) for step in steps]), tuple(results))
 
 
@@ -356,8 +358,8 @@ def sweep(
     problem: Problem,
     step_sizes: Sequence[float] | None = None,
     nbetas: Sequence[float | str] | None = None,
-    chains: int = 2,
-    draws: int = 500,
+    chains: int = SWEEP_CHAINS,
+    draws: int = SWEEP_DRAWS,
     seed: int = 0,
     *,
     burn_in: int | None = None,
@@ -392,12 +394,10 @@ def sweep(
     options["burn_in"] = draws if burn_in is None else burn_in
     shape = len(levels), len(steps)
     runs: list[Chains] = []
-    for row, column in np.ndindex(shape):
-        report("sweep", len(runs), math.prod(shape))
+    for row, column in track("sweep", list(np.ndindex(shape))):
         kernel = SGLD(float(steps[column]), levels[row][0], result.localization)
         own = derived_seed(seed, "sweep", row, column)
         runs.append(sample(problem, kernel, chains, draws, own, **options))
-    report("sweep", len(runs), len(runs))
     cells = [cell(run, problem.num_parameters) for run in runs]
     statuses = [each.status for each in cells]
     return Sweep(
@@ -438,3 +438,30 @@ def _levels(
         return [(factor * cold[0], name) for factor, name in zip(COLDER, names, strict=True)]
     hot = inverse_temperature("batch", samples, batch)
     return [hot, (math.sqrt(hot[0] * cold[0]), "their geometric mean"), cold]
+
+
+@quantity(
+    "llc_curve",
+    lambda problem, _, settings: llc_curve(problem, seed=settings.seed, **settings.sampling),
+)
+def curve_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """A run at every γ of the ladder."""
+    return chain_work(problem, settings.sampling, (len(LADDER), len(LADDER)))
+
+
+def _measure_sweep(problem: Problem, _: LinearOperator, settings: MeasureSettings) -> Sweep:
+    """The grid around what SGLD finds; chains, draws and burn-in are those of its points, too."""
+    given = settings.sampling
+    grid = {name: given[name] for name in ("chains", "draws", "burn_in") if name in given}
+    coefficient = llc(problem, seed=settings.seed, **{**given, "kernel": "sgld"})
+    return sweep(problem, seed=settings.seed, coefficient=coefficient, **grid)
+
+
+@quantity("sweep", _measure_sweep)
+def sweep_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """SGLD at one point, and then the points of the grid."""
+    given, points = settings.sampling, len(STEP_LADDER) * len(COLDER)
+    chains, draws = int(given.get("chains", SWEEP_CHAINS)), int(given.get("draws", SWEEP_DRAWS))
+    grid = points * chains * (draws + int(given.get("burn_in", draws)))
+    first = chain_work(problem, {**given, "kernel": "sgld"})
+    return replace(first, fewest=first.fewest + grid, most=first.most + grid)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,7 @@ from torch import Tensor
 from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat.estimators._eigenpairs import eigenpairs
 from lambdahat.estimators._spectrum import DEFAULT_DEPTH, spectrum
+from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
 from lambdahat.krylov import BREAKDOWN, lanczos, require_finite, require_symmetric
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
@@ -41,44 +43,68 @@ Source = Problem | LinearOperator | Spectrum
 
 
 @dataclass(frozen=True)
-class Whole:
-    """Every eigenvalue, ``values`` (P,) ascending, and ``vectors`` (P, P), in float64: all readings
-    are exact.
+class Eigenvalues(ABC):
+    """The P = ``dim`` eigenvalues of an operator, each known or as a quadrature shows them.
 
-    ``resolution`` is the size below which an eigenvalue is rounding.
+    ``least`` is the smallest, or the smallest Ritz value, below which up to rounding the smallest
+    may lie; ``resolution`` is the size below which an eigenvalue is rounding. ``cost`` counts
+    products.
     """
 
-    values: Array
-    vectors: Tensor
+    dim: int
+    least: float
     resolution: float
     cost: int
-
-    @property
-    def dim(self) -> int:
-        """P."""
-        return len(self.values)
-
-    @property
-    def least(self) -> float:
-        """The smallest eigenvalue."""
-        return float(self.values[0])
 
     @property
     def zero(self) -> float:
         """The size below which an eigenvalue cannot be told from 0."""
         return self.resolution
 
+    @abstractmethod
     def total(self, function: Callable[[Array], Array], scale: float) -> Estimate:
-        """Σ_i f(λ_i)."""
+        """Σ_i f(λ_i) for an f that increases, is smooth on the ``scale`` of z, and has no other
+        kink than at 0.
+        """
+
+    @abstractmethod
+    def outside(self, low: float, high: float) -> Estimate:
+        """How many eigenvalues lie outside [low, high]."""
+
+    def n_eff(self, z: float) -> Estimate:
+        """Σ λ/(λ + z), with a negative eigenvalue as 0."""
+        return self._total(
+            lambda values: np.maximum(values, 0.0) / (np.maximum(values, 0.0) + z), z
+        )
+
+    def logdet(self, z: float, least: float = 0.0) -> Estimate:
+        """log det(I + A/z) = Σ log(1 + λ/z), an eigenvalue below ``least`` > −z taken as that."""
+        return self._total(lambda values: np.log1p(np.maximum(values, least) / z), z)
+
+    def _total(self, function: Callable[[Array], Array], z: float) -> Estimate:
+        """Σ f(λ); PRECISION_LIMIT where rounding alone could make an eigenvalue of 0 count."""
+        total, rounding = self.total(function, z), self.resolution >= z
+        return dataclasses.replace(total, status=Status.PRECISION_LIMIT) if rounding else total
+
+
+@dataclass(frozen=True)
+class Whole(Eigenvalues):
+    """Every eigenvalue, ``values`` (P,) ascending, and ``vectors`` (P, P), in float64: all readings
+    are exact.
+    """
+
+    values: Array
+    vectors: Tensor
+
+    def total(self, function: Callable[[Array], Array], scale: float) -> Estimate:
         return Estimate(float(function(self.values).sum()), cost=self.cost)
 
     def outside(self, low: float, high: float) -> Estimate:
-        """How many eigenvalues lie outside [low, high]."""
         return Estimate(float(((self.values < low) | (self.values > high)).sum()), cost=self.cost)
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sampled(Eigenvalues):
     """The eigenvalues as a Lanczos quadrature shows them.
 
     A node θ of residual r stands for eigenvalues between its neighbours (Chebyshev, Markov and
@@ -86,26 +112,6 @@ class Sampled:
     """
 
     spectrum: Spectrum
-
-    @property
-    def dim(self) -> int:
-        """P."""
-        return self.spectrum.dim
-
-    @property
-    def cost(self) -> int:
-        """The products that the spectrum took."""
-        return self.spectrum.cost
-
-    @property
-    def resolution(self) -> float:
-        """The size below which an eigenvalue is rounding."""
-        return self.spectrum.resolution
-
-    @property
-    def least(self) -> float:
-        """The smallest Ritz value; up to rounding the smallest eigenvalue is no larger."""
-        return float(self.spectrum.nodes.min())
 
     @property
     def zero(self) -> float:
@@ -129,8 +135,7 @@ class Sampled:
         return np.maximum(before, nodes - residuals), np.minimum(after, nodes + residuals)
 
     def total(self, function: Callable[[Array], Array], scale: float) -> Estimate:
-        """Σ_i f(λ_i) for an f that increases, is smooth on the ``scale`` of z, and has no other
-        kink than at 0.
+        """Σ_i f(λ_i).
 
         Where the nodes next to 0 are farther from it than z and reach back, f has turned inside
         their reach. They then count by the middle of its range there, and half the range over √3
@@ -196,23 +201,26 @@ class Sampled:
         return rules
 
 
-def eigenvalues(source: Source, depth: int | None, probes: int, seed: int) -> Whole | Sampled:
+def eigenvalues(source: Source, depth: int | None, probes: int, seed: int) -> Eigenvalues:
     """Every eigenvalue where P ≤ probes·depth, else a quadrature of that many products."""
-    if isinstance(source, Spectrum):
-        return Sampled(source)
-    operator = hessian(source) if isinstance(source, Problem) else source
-    operator = require_symmetric(operator, "the effective dimension")
-    require_count(probes, "probes")
-    steps = DEFAULT_DEPTH if depth is None else require_count(depth, "depth")
-    if operator.dim > probes * steps:
-        return Sampled(spectrum(operator, steps, probes, seed))
-    before, matrix = operator.matvecs, operator.dense()
-    require_finite(matrix)
-    matrix = matrix.double()
-    asymmetry = float(torch.linalg.matrix_norm(matrix - matrix.T, 2) / 2)
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    rounding = BREAKDOWN * float(torch.finfo(operator.dtype).eps) * float(values.abs().max())
-    return Whole(values.cpu().numpy(), vectors, max(rounding, asymmetry), operator.matvecs - before)
+    if not isinstance(source, Spectrum):
+        operator = hessian(source) if isinstance(source, Problem) else source
+        operator = require_symmetric(operator, "the effective dimension")
+        require_count(probes, "probes")
+        steps = DEFAULT_DEPTH if depth is None else require_count(depth, "depth")
+        if operator.dim <= probes * steps:
+            before, matrix = operator.matvecs, operator.dense()
+            require_finite(matrix)
+            matrix = matrix.double()
+            asymmetry = float(torch.linalg.matrix_norm(matrix - matrix.T, 2) / 2)
+            known, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+            values, eps = known.cpu().numpy(), float(torch.finfo(operator.dtype).eps)
+            resolution = max(BREAKDOWN * eps * float(np.abs(values).max()), asymmetry)
+            facts = operator.dim, float(values[0]), resolution, operator.matvecs - before
+            return Whole(*facts, values, vectors)
+        source = spectrum(operator, steps, probes, seed)
+    least = float(source.nodes.min())
+    return Sampled(source.dim, least, source.resolution, source.cost, source)
 
 
 def _jacobi(nodes: Array, weights: Array) -> Array:
@@ -288,7 +296,10 @@ def effective_dimensions(
     it is read off one stochastic Lanczos quadrature of that many products, or off the spectrum
     given. PRECISION_LIMIT says that z is below rounding.
     """
-    source = _read_source(source)
+    if not isinstance(source, Problem | LinearOperator | Spectrum):
+        expected = "be a Problem, an operator, a matrix or a Spectrum"
+        cure = "wrap a model with lh.Problem(model, loss, data)"
+        source = as_operator(source, "source", expected, cure)
     if z is None and isinstance(source, Problem):
         z = 1.0 / source.num_terms
     expected = f"be given for a {type(source).__name__}"
@@ -299,7 +310,7 @@ def effective_dimensions(
     eigs = eigenvalues(source, depth, probes, seed)
     limit = eigs.zero if asked is None else asked
     rank, negative = eigs.outside(-limit, limit), eigs.outside(-limit, math.inf)
-    n_eff, logdet = _n_eff(eigs, curvature), shifted_logdet(eigs, curvature)
+    n_eff, logdet = eigs.n_eff(curvature), eigs.logdet(curvature)
     statuses = (part.status for part in (n_eff, logdet, rank, negative))
     status = next((status for status in statuses if not status.ok), Status.CONVERGED)
     parts = Estimate(float(eigs.dim)), rank, n_eff, logdet, negative
@@ -321,33 +332,7 @@ def effective_dimension(
     Hessian being that of the mean loss over n samples, it belongs to the Gaussian prior of
     precision γ. ``depth`` and ``probes`` are those of ``effective_dimensions``.
     """
-    source = _read_source(source)
-    return _n_eff(eigenvalues(source, depth, probes, seed), require_positive(z, "z"))
-
-
-def shifted_logdet(eigs: Whole | Sampled, z: float, least: float = 0.0) -> Estimate:
-    """log det(I + A/z) = Σ log(1 + λ/z), with an eigenvalue below ``least`` > −z taken as that."""
-    return _total(eigs, lambda values: np.log1p(np.maximum(values, least) / z), z)
-
-
-def _n_eff(eigs: Whole | Sampled, z: float) -> Estimate:
-    return _total(eigs, lambda values: np.maximum(values, 0.0) / (np.maximum(values, 0.0) + z), z)
-
-
-def _total(eigs: Whole | Sampled, function: Callable[[Array], Array], z: float) -> Estimate:
-    """Σ f(λ); PRECISION_LIMIT where rounding alone could make an eigenvalue of 0 count."""
-    total, rounding = eigs.total(function, z), eigs.resolution >= z
-    return dataclasses.replace(total, status=Status.PRECISION_LIMIT) if rounding else total
-
-
-def _read_source(source: Source | OperatorLike) -> Source:
-    """The problem, the spectrum or the operator; a matrix as an operator."""
-    if isinstance(source, Problem | LinearOperator | Spectrum):
-        return source
-    expected = "be a Problem, an operator, a matrix or a Spectrum"
-    return as_operator(
-        source, "source", expected, "wrap a model with lh.Problem(model, loss, data)"
-    )
+    return effective_dimensions(source, require_positive(z, "z"), None, depth, probes, seed).n_eff
 
 
 @dataclass(frozen=True)
@@ -456,7 +441,7 @@ def _curvature(
         kept = whole.values[::-1][:top]
         gain = _truncated_logdet(kept, np.zeros_like(kept), z, whole.cost, Status.CONVERGED)
         return gain, float(kept[-1]), whole
-    gain = shifted_logdet(eigs, z, _floor(eigs.least, z))
+    gain = eigs.logdet(z, _floor(eigs.least, z))
     if eigs.least <= -max(z, eigs.resolution):
         gain = dataclasses.replace(gain, status=Status.INDEFINITE)
     return gain, None, whole
@@ -508,3 +493,24 @@ def _decrement(
         half_inverse(nodes.numpy(), size**2 * weights.numpy()) for nodes, weights, _ in rules
     )
     return Estimate(full, tail([value - full for value in shorter]), run.products)
+
+
+@quantity(
+    "effective_dimensions",
+    lambda problem, _, settings: effective_dimensions(problem, seed=settings.seed),
+)
+@quantity(
+    "laplace_evidence", lambda problem, _, settings: laplace_evidence(problem, seed=settings.seed)
+)
+def eigenvalues_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """All eigenvalues where P is small, else a quadrature and a Krylov space of the gradient."""
+    if operator.dim <= DEFAULT_PROBES * DEFAULT_DEPTH:
+        return products(operator, operator.dim, operator.dim, operator.dim)
+    most = (DEFAULT_PROBES + 1) * DEFAULT_DEPTH
+    return products(operator, DEFAULT_PROBES * DEFAULT_DEPTH, most, DEFAULT_DEPTH + 1)
+
+
+@quantity("bic", lambda problem, *_: bic(problem))
+def bic_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """No products."""
+    return products(operator, 0, 0, 1)

@@ -8,7 +8,8 @@ networks and matrix factorizations, and quadratic losses.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations, pairwise
@@ -23,7 +24,7 @@ from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Array, Estimate, Result, Status
-from lambdahat.sampling.diagnostics import RHAT
+from lambdahat.sampling.diagnostics import AXES, RHAT
 
 # In s = ln|w| every factor is analytic in the strip |Im s| < π/4, so that the trapezoidal rule of
 # step h is exact up to exp(−2π·(π/4)/h) = 1e-20 here.
@@ -191,10 +192,8 @@ def linear_network_expectation(
     chains' losses or distances from w* do not agree: raise ``sweeps``. ``cost`` counts drawn
     layers.
     """
-    draws = _GaugedChains(centre, localization, chains, seed)
-    require_positive(nbeta, "nbeta")
-    layers = _LinearLayers(draws, inputs.double(), target.double(), nbeta)
-    return _expectation(layers.sweep, draws, sweeps)
+    layers = _LinearLayers(centre, nbeta, localization, chains, seed)
+    return layers.expectation(inputs.double(), target.double(), sweeps)
 
 
 def factorization_expectation(
@@ -215,58 +214,63 @@ def factorization_expectation(
     independent Gaussians, and the other way round. Otherwise as ``linear_network_expectation``.
     """
     u, v = centre
-    draws = _GaugedChains([v.mT, u], localization, chains, seed)
-    require_positive(nbeta, "nbeta")
-    factors = _Factors(draws, shares.double(), means.double(), nbeta)
-    return _expectation(factors.sweep, draws, sweeps)
+    factors = _Factors([v.mT, u], nbeta, localization, chains, seed)
+    return factors.expectation(shares.double(), means.double(), sweeps)
 
 
-def _expectation(sweep: Callable[[], Tensor], draws: _GaugedChains, sweeps: int) -> Estimate:
-    """Run all sweeps; each returns nβ·E[L − L* | …] of every chain, the mean of its draws."""
-    require_count(sweeps, "sweeps", least=16)
-    observed = []
-    for done in range(1, sweeps + 1):
-        energy = sweep()
-        draws.move_along_symmetry()
-        observed.append(torch.stack([energy, *draws.distances()], dim=-1))
-        report("linear network reference", done, sweeps)
-    kept = torch.stack(observed[sweeps // 4 :], dim=1)  # (chains, sweeps, 1 + L)
-    means = kept[..., 0].mean(dim=1)
-    status = Status.CONVERGED if _worst_rhat(kept) < RHAT else Status.NOT_MIXED
-    stderr = float(means.std()) / math.sqrt(draws.chains)
-    cost = sweeps * draws.chains * len(draws.centre)
-    return Estimate(float(means.mean()), stderr, cost, status, draws.chains - 1)
-
-
-class _GaugedChains:
-    """Chains of all layers' weights, each (chains, H_s, H_{s−1}), and moves along their symmetry.
+class _GaugedChains(ABC):
+    """Block Gibbs chains of all layers' weights, each (chains, H_s, H_{s−1}), with moves along
+    their symmetry.
 
     The moves replace W_s by GW_s and W_{s+1} by W_{s+1}G⁻¹. No loss of the product changes, so that
     only the distance from the centre decides about them.
     """
 
     def __init__(
-        self, centre: Sequence[Tensor], localization: float, chains: int, seed: int
+        self, centre: Sequence[Tensor], nbeta: float, localization: float, chains: int, seed: int
     ) -> None:
         cure = "without it the posterior has no mass"
         self.localization = require_positive(localization, "localization", cure)
         self.chains = require_count(chains, "chains", least=2)
-        self.centre = [at.double() for at in centre]
+        self.nbeta, self.centre = require_positive(nbeta, "nbeta"), [at.double() for at in centre]
         self.rng = generator(seed, "deep linear reference")
         scale = math.sqrt(localization)
-        self.weights = [at + self.normal(*at.shape) / scale for at in self.centre]
+        self.weights = [at + self._normal(*at.shape) / scale for at in self.centre]
 
-    def distances(self) -> list[Tensor]:
-        """‖W_s − W_s*‖² of each layer."""
-        pairs = zip(self.weights, self.centre, strict=True)
-        return [_inner(w - at, w - at).view(-1) for w, at in pairs]
+    @abstractmethod
+    def sweep(self, first: Tensor, second: Tensor) -> Tensor:
+        """Draw every layer; returns nβ·E[L | the other layers], the mean over layers (chains,)."""
 
-    def move_along_symmetry(self) -> None:
-        """Shear and rescale the basis of every hidden layer."""
-        for layer in range(len(self.centre) - 1):
-            for _ in range(GAUGE_MOVES):
-                self._shear(layer)
-                self._rescale(layer)
+    @abstractmethod
+    def centre_loss(self, first: Tensor, second: Tensor) -> Tensor:
+        """L at the centre."""
+
+    def expectation(self, first: Tensor, second: Tensor, sweeps: int) -> Estimate:
+        """nβ·E[L − L*] by so many sweeps, of the loss that two matrices of statistics decide."""
+        from arviz_stats.base import array_stats  # type: ignore[attr-defined]
+
+        require_count(sweeps, "sweeps", least=16)
+        centre_energy = self.nbeta * float(self.centre_loss(first, second))
+        observed = []
+        for done in range(1, sweeps + 1):
+            energy = self.sweep(first, second) - centre_energy
+            for layer in range(len(self.centre) - 1):
+                for _ in range(GAUGE_MOVES):
+                    self._shear(layer)
+                    self._rescale(layer)
+            pairs = zip(self.weights, self.centre, strict=True)
+            distances = [_inner(w - at, w - at).view(-1) for w, at in pairs]
+            observed.append(torch.stack([energy, *distances], dim=-1))
+            report("linear network reference", done, sweeps)
+        kept = torch.stack(observed[sweeps // 4 :], dim=1)  # (chains, sweeps, 1 + L)
+        vary = (one for one in kept.unbind(-1) if float(one.std() / one.abs().mean()) > 1e-9)
+        rhats = (float(array_stats.rhat(one.numpy(), **AXES)) for one in vary)
+        status = Status.CONVERGED if max(rhats, default=1.0) < RHAT else Status.NOT_MIXED
+        means = kept[..., 0].mean(dim=1)
+        stderr, cost = float(means.std()) / math.sqrt(self.chains), sweeps * self.chains
+        return Estimate(
+            float(means.mean()), stderr, cost * len(self.centre), status, self.chains - 1
+        )
 
     def _shear(self, layer: int) -> None:
         """Draw t for G = I + t·uvᵀ with random u ⊥ v; G⁻¹ = I − t·uvᵀ, so that t is Gaussian."""
@@ -274,13 +278,13 @@ class _GaugedChains:
         width = low.shape[-2]
         if width == 1:
             return
-        u, v = self.normal(width, 1), self.normal(width, 1)
+        u, v = self._normal(width, 1), self._normal(width, 1)
         v = v - u * (_inner(u, v) / _inner(u, u))
         step_low, step_high = u @ (v.mT @ low), -(high @ u) @ v.mT
         precision = self.localization * (_inner(step_low, step_low) + _inner(step_high, step_high))
         away_low, away_high = low - self.centre[layer], high - self.centre[layer + 1]
         slope = _inner(away_low, step_low) + _inner(away_high, step_high)
-        t = -self.localization * slope / precision + self.normal(1, 1) / precision.sqrt()
+        t = -self.localization * slope / precision + self._normal(1, 1) / precision.sqrt()
         self.weights[layer], self.weights[layer + 1] = low + t * step_low, high + t * step_high
 
     def _rescale(self, layer: int) -> None:
@@ -290,9 +294,9 @@ class _GaugedChains:
         changes by e^{t(H_{s−1} − H_{s+1})}.
         """
         low, high = self.weights[layer], self.weights[layer + 1]
-        u = self.normal(low.shape[-2], 1)
+        u = self._normal(low.shape[-2], 1)
         u = u / u.norm(dim=-2, keepdim=True)
-        t = self.normal(1, 1) * 10 ** (-1.5 * self._uniform())  # no one step size fits every γ
+        t = self._normal(1, 1) * 10 ** (-1.5 * self._uniform())  # no one step size fits every γ
         sign = torch.where(self._uniform() < 0.5, 1.0, -1.0)
         new_low = low + (sign * t.exp() - 1) * u @ (u.mT @ low)
         new_high = high + (sign * (-t).exp() - 1) * (high @ u) @ u.mT
@@ -307,7 +311,7 @@ class _GaugedChains:
         self.weights[layer] = torch.where(accept, new_low, low)
         self.weights[layer + 1] = torch.where(accept, new_high, high)
 
-    def normal(self, *shape: int) -> Tensor:
+    def _normal(self, *shape: int) -> Tensor:
         """Standard normal numbers (chains, *shape)."""
         return torch.randn(self.chains, *shape, generator=self.rng, dtype=torch.float64)
 
@@ -315,65 +319,61 @@ class _GaugedChains:
         return torch.rand(self.chains, 1, 1, generator=self.rng, dtype=torch.float64)
 
 
-class _LinearLayers:
-    """Block Gibbs over the layers of a network with L = ½‖W_L ⋯ W_1·C − T‖²."""
+class _LinearLayers(_GaugedChains):
+    """The layers of a network with L = ½‖W_L ⋯ W_1·C − T‖²; the statistics are C and T."""
 
-    def __init__(self, draws: _GaugedChains, inputs: Tensor, target: Tensor, nbeta: float) -> None:
-        self.draws, self.inputs, self.target, self.nbeta = draws, inputs, target, nbeta
-        misfit = reduce(lambda below, weight: weight @ below, draws.centre, inputs) - target
-        self.centre_energy = 0.5 * nbeta * float(misfit.square().sum())
+    def centre_loss(self, inputs: Tensor, target: Tensor) -> Tensor:
+        misfit = reduce(lambda below, weight: weight @ below, self.centre, inputs) - target
+        return 0.5 * misfit.square().sum()
 
-    def sweep(self) -> Tensor:
-        """Draw every layer; returns nβ·E[L − L* | the other layers], mean over layers (chains,)."""
-        weights = self.draws.weights
-        identity = torch.eye(len(self.target), dtype=torch.float64)
+    def sweep(self, inputs: Tensor, target: Tensor) -> Tensor:
+        identity = torch.eye(len(target), dtype=torch.float64)
         # W_L ⋯ W_{s+1} for every layer s, the last first
-        above = [identity.expand(self.draws.chains, -1, -1)]
-        for weight in reversed(weights[1:]):
+        above = [identity.expand(self.chains, -1, -1)]
+        for weight in reversed(self.weights[1:]):
             above.append(above[-1] @ weight)
-        below = self.inputs.expand(self.draws.chains, -1, -1)
+        below = inputs.expand(self.chains, -1, -1)
         energies = []
-        for layer in range(len(weights)):
-            energies.append(self._draw(layer, above.pop(), below))
-            below = weights[layer] @ below
-        return torch.stack(energies).mean(dim=0) - self.centre_energy
+        for layer in range(len(self.weights)):
+            energies.append(self._draw(layer, above.pop(), below, target))
+            below = self.weights[layer] @ below
+        return torch.stack(energies).mean(dim=0)
 
-    def _draw(self, layer: int, above: Tensor, below: Tensor) -> Tensor:
+    def _draw(self, layer: int, above: Tensor, below: Tensor, target: Tensor) -> Tensor:
         """Draw X from exp(−(nβ/2)‖AXB − T‖² − (γ/2)‖X − X*‖²); returns nβ·E[L] under it (chains,).
 
         Its precision nβ·(BBᵀ ⊗ AᵀA) + γI is diagonal in the eigenvectors U of AᵀA and V of BBᵀ:
         p_ij = nβ·a_i·b_j + γ.
         """
-        localization = self.draws.localization
         a, u = torch.linalg.eigh(above.mT @ above)
         b, v = torch.linalg.eigh(below @ below.mT)
         stiffness = self.nbeta * a.clamp_min(0.0).unsqueeze(-1) * b.clamp_min(0.0).unsqueeze(-2)
-        precision = stiffness + localization
-        pull = self.nbeta * above.mT @ self.target @ below.mT
-        pull = pull + localization * self.draws.centre[layer]
+        precision = stiffness + self.localization
+        pull = self.nbeta * above.mT @ target @ below.mT
+        pull = pull + self.localization * self.centre[layer]
         mean = (u.mT @ pull @ v) / precision
-        noise = self.draws.normal(*mean.shape[1:]) / precision.sqrt()
-        self.draws.weights[layer] = u @ (mean + noise) @ v.mT
-        misfit = above @ (u @ mean @ v.mT) @ below - self.target
+        noise = self._normal(*mean.shape[1:]) / precision.sqrt()
+        self.weights[layer] = u @ (mean + noise) @ v.mT
+        misfit = above @ (u @ mean @ v.mT) @ below - target
         determined: Tensor = (stiffness / precision).sum(dim=(-2, -1))
         return 0.5 * (self.nbeta * _inner(misfit, misfit).view(-1) + determined)
 
 
-class _Factors:
-    """Block Gibbs over the two factors of a matrix with L = ½·Σ c_ij·(m_ij − u_i·v_j)²."""
+class _Factors(_GaugedChains):
+    """The two factors of a matrix with L = ½·Σ c_ij·(m_ij − u_i·v_j)²; the statistics are c and
+    m.
+    """
 
-    def __init__(self, draws: _GaugedChains, shares: Tensor, means: Tensor, nbeta: float) -> None:
-        self.draws, self.shares, self.means, self.nbeta = draws, shares, means, nbeta
-        v, u = draws.centre
-        self.centre_energy = 0.5 * nbeta * float((shares * (means - u @ v).square()).sum())
+    def centre_loss(self, shares: Tensor, means: Tensor) -> Tensor:
+        v, u = self.centre
+        return 0.5 * (shares * (means - u @ v).square()).sum()
 
-    def sweep(self) -> Tensor:
-        """Draw both factors; returns nβ·E[L − L* | the other factor], mean over both (chains,)."""
-        weights, (v_centre, u_centre) = self.draws.weights, self.draws.centre
-        v, v_energy = self._draw(weights[1], v_centre.mT, self.shares.mT, self.means.mT)
+    def sweep(self, shares: Tensor, means: Tensor) -> Tensor:
+        weights, (v_centre, u_centre) = self.weights, self.centre
+        v, v_energy = self._draw(weights[1], v_centre.mT, shares.mT, means.mT)
         weights[0] = v.mT.contiguous()
-        weights[1], u_energy = self._draw(v, u_centre, self.shares, self.means)
-        return (u_energy + v_energy) / 2 - self.centre_energy
+        weights[1], u_energy = self._draw(v, u_centre, shares, means)
+        return (u_energy + v_energy) / 2
 
     def _draw(
         self, fixed: Tensor, centre: Tensor, shares: Tensor, means: Tensor
@@ -382,14 +382,14 @@ class _Factors:
 
         The precision of x_i is nβ·Σ_j c_ij·v_j·v_jᵀ + γI.
         """
-        width, localization = fixed.shape[-1], self.draws.localization
+        width, localization = fixed.shape[-1], self.localization
         identity = torch.eye(width, dtype=torch.float64)
         outer = (fixed.unsqueeze(-1) * fixed.unsqueeze(-2)).flatten(-2)
         stiffness = self.nbeta * (shares @ outer).unflatten(-1, (width, width))
         pull = self.nbeta * (shares * means) @ fixed + localization * centre
         root = torch.linalg.cholesky(stiffness + localization * identity)
         mean = torch.cholesky_solve(pull.unsqueeze(-1), root).squeeze(-1)
-        noise = self.draws.normal(*mean.shape[1:]).unsqueeze(-1)
+        noise = self._normal(*mean.shape[1:]).unsqueeze(-1)
         drawn = mean + torch.linalg.solve_triangular(root.mT, noise, upper=True).squeeze(-1)
         covariance = torch.cholesky_inverse(root)
         determined = (stiffness * covariance).sum(dim=(-3, -2, -1))
@@ -400,16 +400,6 @@ class _Factors:
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """Σ a_ij·b_ij of each chain, (chains, 1, 1)."""
     return (a * b).sum(dim=(-2, -1), keepdim=True)
-
-
-def _worst_rhat(observed: Tensor) -> float:
-    """The largest rank-normalised split R-hat of all observables (chains, draws, …) that vary."""
-    from arviz_stats.base import array_stats  # type: ignore[attr-defined]
-
-    columns = observed.unbind(-1)
-    vary = [one.numpy() for one in columns if float(one.std() / one.abs().mean()) > 1e-9]
-    rhats = (float(array_stats.rhat(one, chain_axis=0, draw_axis=1)) for one in vary)
-    return max(rhats, default=1.0)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ for networks with one nonlinear layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial, reduce
 from itertools import pairwise
@@ -125,7 +125,8 @@ def _linear_data(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, ...]]:
     """Draw inputs of unequal variance and the targets; solve for the minimiser in closed form.
 
-    Returns the data (x, y), the statistics (C, T) that decide the loss, and the layers at w*.
+    Returns the data (x, y), the statistics (C, T) that decide the loss, and the layers at w*: with
+    W_sW_sᵀ = W_{s+1}ᵀW_{s+1}, in random hidden bases.
 
     With C = (xᵀx/n)^½ the loss is ½‖MC − T‖² plus a constant, where T = (yᵀx/n)·C⁻¹ and M is the
     product of the layers. Its minimiser over all M of the rank that the network allows is the
@@ -147,19 +148,12 @@ def _linear_data(
     u, s, v = torch.linalg.svd(target, full_matrices=False)
     keep = min(widths) if noise else rank
     product = (u[:, :keep] * s[:keep]) @ v[:keep] @ inverse
-    return (x, y), (inputs, target), _balanced_layers(product, keep, widths, rng)
-
-
-def _balanced_layers(
-    product: Tensor, rank: int, widths: Sequence[int], rng: torch.Generator
-) -> tuple[Tensor, ...]:
-    """Layers with W_L ⋯ W_1 = ``product`` and W_sW_sᵀ = W_{s+1}ᵀW_{s+1}, in random hidden bases."""
     u, s, v = torch.linalg.svd(product, full_matrices=False)
-    depth = len(widths) - 1
-    root = s[:rank] ** (1 / depth)
-    bases = [_orthogonal(width, rng)[:, :rank] for width in widths]
-    bases[0], bases[-1] = v[:rank].mT, u[:, :rank]
-    return tuple((high * root) @ low.mT for low, high in pairwise(bases))
+    root = s[:keep] ** (1 / (len(widths) - 1))
+    bases = [_orthogonal(width, rng)[:, :keep] for width in widths]
+    bases[0], bases[-1] = v[:keep].mT, u[:, :keep]
+    layers = tuple((high * root) @ low.mT for low, high in pairwise(bases))
+    return (x, y), (inputs, target), layers
 
 
 def _orthogonal(size: int, rng: torch.Generator) -> Tensor:
@@ -242,28 +236,22 @@ def _small_networks() -> list[KnownCase]:
     five = [[a, 0.0] for a in (0.6, -0.5, 0.4, 0.3, -0.2)]
     return [
         # K is near a²b² at 0
-        _network("tanh-zero", "tanh", line, [[0.0]], [[0.0]], 10_000, 0.5),
+        _network("tanh-zero", nn.Tanh, line, [[0.0]], [[0.0]], 10_000, 0.5),
         # a²(b² + c²), where c is a bias: a weight of the constant input
-        _network("tanh-zero-bias", "tanh", line, [[0.0, 0.0]], [[0.0]], 10_000, 0.5, bias=True),
+        _network("tanh-zero-bias", nn.Tanh, line, [[0.0, 0.0]], [[0.0]], 10_000, 0.5, bias=True),
         # two regular directions beside a²b²
-        _network("tanh-spare", "tanh", line, [[1.0], [0.0]], [[1.0, 0.0]], 20_000, 1.5),
+        _network("tanh-spare", nn.Tanh, line, [[1.0], [0.0]], [[1.0, 0.0]], 20_000, 1.5),
         # Σ aᵢ and Σ aᵢbᵢ are regular; b₁ − b₂ enters to the fourth power
-        _network("tanh-twins", "tanh", line, [[1.0], [1.0]], [[0.5, 0.5]], 20_000, 1.25),
+        _network("tanh-twins", nn.Tanh, line, [[1.0], [1.0]], [[0.5, 0.5]], 20_000, 1.25),
         # six regular directions beside |A|²b² with five A
-        _network("tanh-5-outputs", "tanh", line, [[1.0], [0.0]], five, 40_000, 3.5),
+        _network("tanh-5-outputs", nn.Tanh, line, [[1.0], [0.0]], five, 40_000, 3.5),
         # where b₂ > 0 only the three numbers A₁b₁ + A₂b₂ matter, where b₂ < 0 so does |A₂|²b₂²
-        _network("relu-spare", "relu", line, [[1.0], [0.0]], five[:3], 20_000, 1.5),
+        _network("relu-spare", nn.ReLU, line, [[1.0], [0.0]], five[:3], 20_000, 1.5),
         # two units share the sum a₁b₁ + a₂b₂ = 1
-        _network("relu-twins", "relu", line, [[1.0], [1.0]], [[0.5, 0.5]], 20_000, 0.5),
+        _network("relu-twins", nn.ReLU, line, [[1.0], [1.0]], [[0.5, 0.5]], 20_000, 0.5),
         # all inputs are positive and the second unit's weight is negative
-        _network("relu-dead", "relu", positive, [[1.0], [-0.5]], [[1.0, 0.5]], 10_000, 0.5),
+        _network("relu-dead", nn.ReLU, positive, [[1.0], [-0.5]], [[1.0, 0.5]], 10_000, 0.5),
     ]
-
-
-ACTIVATIONS: dict[str, tuple[type[nn.Module], Callable[[Tensor], Tensor]]] = {
-    "tanh": (nn.Tanh, torch.tanh),
-    "relu": (nn.ReLU, torch.relu),
-}
 
 
 @dataclass(frozen=True)
@@ -353,7 +341,7 @@ def _panels(centre: float, localization: float, width: float) -> tuple[Tensor, T
 
 def _network(
     label: str,
-    kind: str,
+    activation: type[nn.Module],
     locations: tuple[float, ...],
     first: list[list[float]],
     second: list[list[float]],
@@ -367,7 +355,7 @@ def _network(
     empirical loss, while the gradients of mini-batches are as noisy as those of independent noise.
     """
     name = f"data-{label}"
-    layer, function = ACTIVATIONS[kind]
+    layer = activation()
     b, a = (torch.tensor(rows, dtype=torch.float64) for rows in (first, second))
 
     @cache
@@ -377,12 +365,12 @@ def _network(
         parts = np.array_split(np.arange(samples), len(points))
         repeats = torch.tensor([len(part) for part in parts])
         index = torch.repeat_interleave(torch.arange(len(points)), repeats)
-        means = function(points.double() @ b.mT) @ a.mT
+        means = layer(points.double() @ b.mT) @ a.mT
         rng = generator(0, name)
         noise = torch.randn(samples, len(a), generator=rng, dtype=torch.float64)
         sums = torch.zeros_like(means).index_add_(0, index, noise)
         noise -= (sums / repeats.unsqueeze(1))[index]
-        exact = OneLayer(function, points.double(), repeats.double() / samples, means, b, a)
+        exact = OneLayer(layer, points.double(), repeats.double() / samples, means, b, a)
         order = torch.randperm(samples, generator=rng)
         return points[index][order], (means[index] + noise)[order].float(), exact
 
@@ -390,7 +378,7 @@ def _network(
         x, y, _ = data()
         with torch.device("meta"):
             hidden = nn.Linear(b.shape[1], len(b), bias=False)
-            model = nn.Sequential(hidden, layer(), nn.Linear(len(b), len(a), bias=False))
+            model = nn.Sequential(hidden, activation(), nn.Linear(len(b), len(a), bias=False))
         model.load_state_dict({"0.weight": b.float(), "2.weight": a.float()}, assign=True)
         return Problem(model, half_squared_error, (x, y))
 

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._core.check import require, require_count
-from lambdahat._core.progress import report
+from lambdahat._core.progress import track
 from lambdahat._core.rng import derived_seed
 from lambdahat._core.storage import Damaged, digest
 from lambdahat.problem import Problem
@@ -173,8 +173,7 @@ def verify(
     apart = len({_file_name(name) for name in names}) == len(names)
     require(apart, "cases", "have names that differ", names)
     rows = []
-    for done, case in enumerate(chosen):
-        report("verify", done, len(chosen))
+    for case in track("verify", chosen):
         path = None if folder is None else Path(folder) / "cases" / _file_name(case.name)
         row = None if path is None else _load_comparison(path, seed, case)
         if row is None:
@@ -182,7 +181,6 @@ def verify(
             if path is not None:
                 row.save(path)
         rows.append(row)
-    report("verify", len(chosen), len(chosen))
     verification = Verification(tuple(rows), seed, quick)
     if folder is not None:
         verification.save(Path(folder) / "verification.json")

@@ -16,11 +16,15 @@ from torch.utils._pytree import tree_leaves
 from lambdahat._core.check import require, require_count, require_positive
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
+from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
+from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import Batch, free_memory
 from lambdahat.problem.memory import PASS
 from lambdahat.results import Array, Estimate, Result, Status
 
+SAMPLES, LEVELS = 2048, 60  # points and halvings
+KINDS = 3  # of moves
 POPULATIONS = 8  # runs beside each other: their spread is the error
 HELD = 4  # copies of the points in float64: they, their trials, what was dropped, and steps
 TRIALS, TRIALS_PER_PARAMETER = 6, 1  # of each kind of move at each level
@@ -78,8 +82,8 @@ class VolumeScaling(Result):
 def volume_scaling(
     problem: Problem,
     radius: float = 1.0,
-    samples: int = 2048,
-    levels: int = 60,
+    samples: int = SAMPLES,
+    levels: int = LEVELS,
     multiplicity: int = 1,
     seed: int = 0,
 ) -> VolumeScaling:
@@ -126,7 +130,7 @@ def volume_scaling(
         report("volume scaling", level, levels)
     volumes, tiny = np.array(log_volumes), torch.finfo(torch.float64).tiny
     seen = torch.stack(log_levels, dim=1).clamp_min(tiny).log().cpu().numpy()
-    status, cost = _verdict(volumes, seen, multiplicity), cloud.measure.calls
+    status, cost = _verdict(volumes, seen, multiplicity), cloud.calls
     if cloud.lowest < -cloud.floor:
         status = Status.NOT_A_MINIMUM
     slope = _slope(volumes, seen, multiplicity, cost, status)
@@ -172,38 +176,6 @@ def _verdict(log_volumes: Array, log_levels: Array, multiplicity: int) -> Status
     return Status.CONVERGED if settled else Status.NOT_ASYMPTOTIC
 
 
-class _Excess:
-    """L(w* + offset) − L(w*) of many offsets (K, P) at once, NaN as ∞; by ``vmap`` if possible."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem, self.centre, self.baseline = problem, problem.vector, problem.loss()
-        self.calls, self._maps = 0, True
-
-    @torch.no_grad()
-    def __call__(self, offsets: Tensor) -> Tensor:
-        if len(offsets) == 0:
-            return torch.zeros(0, dtype=torch.float64, device=offsets.device)
-        self.calls += len(offsets)
-        points = self.centre + offsets.to(self.centre)
-        total = torch.zeros(len(points), dtype=torch.float64, device=points.device)
-        for weight, batch in self.problem.weighted():
-            total += weight * self._losses(points, batch).double()
-        return (total - self.baseline).nan_to_num(nan=math.inf, posinf=math.inf)
-
-    def _losses(self, points: Tensor, batch: Batch) -> Tensor:
-        def loss(theta: Tensor) -> Tensor:
-            return self.problem.batch_loss(self.problem.named(theta), batch).reshape(())
-
-        if self._maps:
-            held = sum(leaf.numel() for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor))
-            chunk = max(1, CHUNK // (held + self.problem.num_parameters))
-            try:
-                return torch.cat([torch.vmap(loss)(part) for part in points.split(chunk)])
-            except RuntimeError:  # an operation that vmap does not take
-                self._maps = False
-        return torch.stack([loss(theta) for theta in points])
-
-
 class _Window:
     """Lengths to propose: log-uniform between nearly always and hardly ever accepted."""
 
@@ -238,8 +210,9 @@ class _Cloud:
     """Populations of points (populations, size, P), offsets from w*, uniform in level sets."""
 
     def __init__(self, problem: Problem, radius: float, size: int, seed: int) -> None:
+        self.problem, self.centre, self.baseline = problem, problem.vector, problem.loss()
         self.radius, self.rng, self.device = radius, generator(seed, "volumes"), problem.device
-        self.measure, dim = _Excess(problem), problem.num_parameters
+        self.calls, self._maps, dim = 0, True, problem.num_parameters
         shape = POPULATIONS, size
         directions = torch.nn.functional.normalize(self._normal(*shape, dim), dim=-1)
         lengths: Tensor = radius * self._uniform(*shape, 1) ** (1 / dim)
@@ -247,11 +220,38 @@ class _Cloud:
         self.excess = self.measure(self.points.flatten(0, 1)).view(shape)
         self.lowest = float(self.excess.min())
         # the excess that rounding of the loss or of w* makes by itself
-        centre, real = self.measure.centre, torch.finfo(self.measure.centre.dtype)
-        shaken = float(self.measure(centre * real.eps * self._normal(8, dim)).abs().max())
-        self.floor = max(32 * real.eps * abs(self.measure.baseline), 32 * shaken, real.tiny)
+        real = torch.finfo(self.centre.dtype)
+        shaken = float(self.measure(self.centre * real.eps * self._normal(8, dim)).abs().max())
+        self.floor = max(32 * real.eps * abs(self.baseline), 32 * shaken, real.tiny)
         self.proposals = (self._along_axes, self._anywhere, self._between_dropped)
         self.windows = [_Window(2 * radius), _Window(2 * radius), _Window(2.0)]
+
+    @torch.no_grad()
+    def measure(self, offsets: Tensor) -> Tensor:
+        """L(w* + offset) − L(w*) of many offsets (K, P), NaN as ∞."""
+        if len(offsets) == 0:
+            return torch.zeros(0, dtype=torch.float64, device=offsets.device)
+        self.calls += len(offsets)
+        points = self.centre + offsets.to(self.centre)
+        total = torch.zeros(len(points), dtype=torch.float64, device=points.device)
+        for weight, batch in self.problem.weighted():
+            total += weight * self._losses(points, batch).double()
+        return (total - self.baseline).nan_to_num(nan=math.inf, posinf=math.inf)
+
+    def _losses(self, points: Tensor, batch: Batch) -> Tensor:
+        """The loss of a batch at every point, by ``vmap`` if possible."""
+
+        def loss(theta: Tensor) -> Tensor:
+            return self.problem.batch_loss(self.problem.named(theta), batch).reshape(())
+
+        if self._maps:
+            held = sum(leaf.numel() for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor))
+            chunk = max(1, CHUNK // (held + self.problem.num_parameters))
+            try:
+                return torch.cat([torch.vmap(loss)(part) for part in points.split(chunk)])
+            except RuntimeError:  # an operation that vmap does not take
+                self._maps = False
+        return torch.stack([loss(theta) for theta in points])
 
     def halve(self) -> Tensor:
         """Keep the lower half of each population, twice; return the new levels."""
@@ -306,3 +306,13 @@ class _Cloud:
 
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self.rng, dtype=torch.float64).to(self.device)
+
+
+@quantity(
+    "volume_scaling", lambda problem, _, settings: volume_scaling(problem, seed=settings.seed)
+)
+def volume_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
+    """The losses of a volume scaling that loses no level to rounding and no point to the ball."""
+    moves = KINDS * (TRIALS + TRIALS_PER_PARAMETER * problem.num_parameters)
+    most = LEVELS * SAMPLES * moves
+    return Work(most // 4, most, 2 * SAMPLES * problem.num_parameters * 8, "losses")

@@ -8,181 +8,119 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lambdahat._core.check import (
-    describe,
-    require,
-    require_choice,
-    require_count,
-    require_positive,
-    require_type,
-)
+from lambdahat._core import check
 from lambdahat._core.progress import ProgressFile, report
 from lambdahat._core.rng import derived_seed
 from lambdahat.problem import DEFAULT_BATCH, Problem, require_problem
 from lambdahat.problem.batches import Batches, make_batches, rng_untouched
 from lambdahat.problem.network import BATCH_NORMS, accumulating
 from lambdahat.results import Status
+from lambdahat.training import stepping
 from lambdahat.training.checkpoints import Checkpoint, Checkpoints, alone_in, read, write_tensors
 from lambdahat.training.feeding import Augment, Feed, contents, same_contents
 from lambdahat.training.history import BestSoFar, EarlyStopping, Metrics, Run
 from lambdahat.training.loggers import Loggers
-from lambdahat.training.stepping import (
-    PRECISIONS,
-    Diverged,
-    Judge,
-    Stepper,
-    Tally,
-    TrainingSubject,
-    chain,
-    joint_norm,
-    modes,
-)
 from lambdahat.training.trackers import describe_tracker
 
 # statistics of more samples cost a pass and change little (§7.3.1, spectral thesis)
 REFRESH_SAMPLES = 10_000
 UNITS = ("epoch", "step")
-SCHEDULED_SETTINGS = (
-    "lr",
-    "momentum",
-    "betas",
-    "average_start",
-)  # by schedules, SpectralSGD, start_averaging()
+# by schedules, SpectralSGD, start_averaging()
+SCHEDULED_SETTINGS = ("lr", "momentum", "betas", "average_start")
 LATER_FIELDS = ("contents", "trackers")  # which runs of early versions do not tell
 # the settings that determine the numbers; the others may change from one call to the next
-FINGERPRINT = (
-    "batch_size",
-    "precision",
-    "accumulate",
-    "clip",
-    "schedule_unit",
-    "curvature_samples",
-    "seed",
-)
+FINGERPRINT: tuple[str, ...] = ("batch_size", "precision", "accumulate", "clip")
+FINGERPRINT += ("schedule_unit", "curvature_samples", "seed")
 
 
-@dataclass
-class FitSettings:
+class FitSettings(SimpleNamespace):
     """What ``fit`` takes; see there. A wrong argument raises an error that names it."""
 
-    problem: Problem
-    optimizer: Any
-    epochs: int
-    batch_size: int | None
-    schedule: Any
-    schedule_unit: str
-    regularizers: Sequence[Any]
-    averaging: Any
-    validation: Any
-    early_stopping: Any
-    precision: str
-    accumulate: int
-    clip: float | None
-    augment: Augment | None
-    accuracy: Judge | None
-    trackers: Sequence[Any]
-    loggers: Any
-    curvature_samples: int | None
     folder: Any
-    resume: bool
-    keep: int
-    checkpoint_every: int
-    checkpoint_steps: int | None
-    seed: int
+    loggers: Any
+    early_stopping: Any
 
-    def __post_init__(self) -> None:
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         require_problem(self.problem)
         for name in ("epochs", "accumulate", "keep", "checkpoint_every"):
-            require_count(getattr(self, name), name)
+            check.require_count(given[name], name)
         for name in ("batch_size", "curvature_samples", "checkpoint_steps"):
-            if getattr(self, name) is not None:
-                require_count(getattr(self, name), name)
+            if given[name] is not None:
+                check.require_count(given[name], name)
         if self.clip is not None:
-            require_positive(self.clip, "clip")
-        require_count(self.seed, "seed", least=0)
-        require_choice(self.precision, "precision", PRECISIONS)
-        require_choice(self.schedule_unit, "schedule_unit", UNITS)
+            check.require_positive(self.clip, "clip")
+        check.require_count(self.seed, "seed", least=0)
+        check.require_choice(self.precision, "precision", stepping.PRECISIONS)
+        check.require_choice(self.schedule_unit, "schedule_unit", UNITS)
         self._require_parts()
         for name in ("resume", "checkpoint_steps"):
             where = "the folder of the run" if name == "resume" else "a folder"
-            fits = not getattr(self, name) or self.folder is not None
-            require(fits, name, f"come with {where}", "no folder")
+            fits = not given[name] or self.folder is not None
+            check.require(fits, name, f"come with {where}", "no folder")
         self.folder = None if self.folder is None else Path(self.folder)
 
     def _require_parts(self) -> None:
         """Raise unless every object has the methods that a run calls."""
         example = "such as torch.optim.SGD(model.parameters(), lr=0.1)"
         kind = torch.optim.Optimizer
-        require_type(self.optimizer, kind, "optimizer", "be a torch.optim.Optimizer", example)
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "optimizer must step without a closure, got LBFGS; it evaluates the loss many times"
-                " a step"
-            )
+        check.require_type(self.optimizer, kind, "optimizer", "be a torch.optim.Optimizer", example)
+        closed, cure = torch.optim.LBFGS, "it evaluates the loss many times a step"
+        fits = not isinstance(self.optimizer, closed)
+        check.require(fits, "optimizer", "step without a closure", "LBFGS", cure)
         if self.schedule is not None:
             self._require_schedule()
-        lists = {
-            "regularizers": ("add_to", "needs_product"),
-            "trackers": ("measure", "every", "unit"),
-        }
-        for name, wanted in lists.items():
+        wants = {"regularizers": "add_to, needs_product", "trackers": "measure, every, unit"}
+        for name, wanted in wants.items():
             parts = getattr(self, name)
             if not isinstance(parts, Sequence) or isinstance(parts, str):
-                raise TypeError(f"{name} must be a list, got {describe(parts)}")
+                raise TypeError(f"{name} must be a list, got {check.describe(parts)}")
             for part in parts:
-                missing = ", ".join(each for each in wanted if not hasattr(part, each))
-                has = f"have {', '.join(wanted)}"
-                require(not missing, name, has, part, f"it lacks {missing}", TypeError)
+                missing = [each for each in wanted.split(", ") if not hasattr(part, each)]
+                cure = f"it lacks {', '.join(missing)}"
+                check.require(not missing, name, f"have {wanted}", part, cure, TypeError)
         for tracker in self.trackers:
-            if tracker.unit not in UNITS:
-                raise ValueError(
-                    f'trackers must have the unit "epoch" or "step", got {tracker.unit!r}'
-                )
+            expected = 'have the unit "epoch" or "step"'
+            check.require(tracker.unit in UNITS, "trackers", expected, repr(tracker.unit))
         average = all(hasattr(self.averaging, name) for name in ("update", "unit", "model"))
         fits = self.averaging is None or average
-        require(fits, "averaging", "be an IterateAverage", self.averaging, "", TypeError)
+        check.require(fits, "averaging", "be an IterateAverage", self.averaging, "", TypeError)
         self.loggers = Loggers(self.loggers)
         for name in ("augment", "accuracy"):
             given = getattr(self, name)
             fits = given is None or callable(given)
-            require(fits, name, "be a function", given, "", TypeError)
+            check.require(fits, name, "be a function", given, "", TypeError)
         if self.early_stopping is not None and not isinstance(self.early_stopping, EarlyStopping):
-            self.early_stopping = EarlyStopping(
-                require_count(self.early_stopping, "early_stopping")
-            )
+            patience = check.require_count(self.early_stopping, "early_stopping")
+            self.early_stopping = EarlyStopping(patience)
         if self.validation is None:  # refuse parts that wait for its loss
-            patience = any(group.get("patience") for group in self.optimizer.param_groups)
-            if patience and hasattr(self.optimizer, "record"):
-                raise ValueError(
-                    "validation must be given to an optimiser with a patience, got None"
-                )
-            if self.early_stopping and self.early_stopping.metric.startswith("validation"):
-                raise ValueError(
-                    "validation must be given for early stopping to watch, got None; or watch"
-                    ' another column: EarlyStopping(metric="loss")'
-                )
+            waits = any(group.get("patience") for group in self.optimizer.param_groups)
+            fits = not (waits and hasattr(self.optimizer, "record"))
+            check.require(fits, "validation", "be given to an optimiser with a patience", "None")
+            watched = self.early_stopping.metric if self.early_stopping else ""
+            cure = 'or watch another column: EarlyStopping(metric="loss")'
+            fits = not watched.startswith("validation")
+            check.require(fits, "validation", "be given for early stopping to watch", "None", cure)
 
     def _require_schedule(self) -> None:
+        expected = "be a scheduler made for the optimizer"
+        cure = "such as lh.optim.schedules.cosine(optimizer, epochs)"
         steps = callable(getattr(self.schedule, "step", None))
-        if not steps or not hasattr(self.schedule, "state_dict"):
-            raise TypeError(
-                "schedule must be a scheduler made for the optimizer, got"
-                f" {describe(self.schedule)}; such as lh.optim.schedules.cosine(optimizer, epochs)"
-            )
+        fits = steps and hasattr(self.schedule, "state_dict")
+        check.require(fits, "schedule", expected, self.schedule, cure, TypeError)
         theirs = getattr(self.schedule, "optimizer", None)
-        if theirs is not None and not any(theirs is inner for inner in chain(self.optimizer)):
-            raise ValueError(
-                "schedule must be of this optimizer, got one of another optimizer; make it with"
-                " schedule(optimizer, …)"
-            )
+        own = theirs is None or any(theirs is inner for inner in stepping.chain(self.optimizer))
+        cure = "make it with schedule(optimizer, …)"
+        check.require(own, "schedule", "be of this optimizer", "one of another optimizer", cure)
 
 
 def fit(
@@ -201,7 +139,7 @@ def fit(
     accumulate: int = 1,
     clip: float | None = None,
     augment: Augment | None = None,
-    accuracy: Judge | None = None,
+    accuracy: stepping.Judge | None = None,
     trackers: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     curvature_samples: int | None = None,
@@ -251,7 +189,7 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
     Of what a schedule or the optimiser itself moves it is the value at construction.
     """
     groups, settings = optimizer.param_groups, {}
-    signatures = (inspect.signature(type(inner)).parameters for inner in chain(optimizer))
+    signatures = (inspect.signature(type(inner)).parameters for inner in stepping.chain(optimizer))
     for name in (name for signature in signatures for name in signature):
         if name in groups[0] and name != "params":
             first = optimizer.defaults if name in SCHEDULED_SETTINGS else {}
@@ -268,18 +206,18 @@ def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             continue
         was = stored.get(name)
         if name == "contents":
-            if was is None or not same_contents(was, value):
-                raise ValueError(
-                    "folder must hold a run on the same data, got one on other samples or labels;"
-                    " give the data of that run, or choose another folder"
-                )
+            cure = "give the data of that run, or choose another folder"
+            same, came = (
+                was is not None and same_contents(was, value),
+                "one on other samples or labels",
+            )
+            check.require(same, "folder", "hold a run on the same data", came, cure)
         elif name == "optimizer settings" and isinstance(was, Mapping):
             require_same_run(was, value)
-        elif was != value:
-            raise ValueError(
-                f"folder must hold a run with {name} = {value}, got one with {name} = {was}; call"
-                " fit as that run did, or choose another folder"
-            )
+        else:
+            cure = "call fit as that run did, or choose another folder"
+            came, expected = f"one with {name} = {was}", f"hold a run with {name} = {value}"
+            check.require(was == value, "folder", expected, came, cure)
 
 
 class Trainer:
@@ -293,19 +231,12 @@ class Trainer:
         self._plateau = isinstance(settings.schedule, plateau)
         self.trackers, self.loggers = list(settings.trackers), settings.loggers
         self.folder = settings.folder
-        self.subject = TrainingSubject(self.problem, settings.precision, settings.accuracy)
-        self.feed = Feed(
-            self.problem, settings.batch_size, settings.accumulate, settings.seed, settings.augment
-        )
-        self.stepper = Stepper(
-            self.subject,
-            self.optimizer,
-            self.feed,
-            precision=settings.precision,
-            clip=settings.clip,
-            regularizers=settings.regularizers,
-            curvature_samples=settings.curvature_samples,
-        )
+        self.subject = stepping.TrainingSubject(self.problem, settings.precision, settings.accuracy)
+        feeding, taken = ("batch_size", "accumulate", "seed", "augment"), vars(settings)
+        self.feed = Feed(self.problem, *(taken[name] for name in feeding))
+        names = ("precision", "clip", "regularizers", "curvature_samples")
+        options = {name: taken[name] for name in names}
+        self.stepper = stepping.Stepper(self.subject, self.optimizer, self.feed, **options)
         held_out, stopping = settings.validation, self.early_stopping
         if held_out is not None and not isinstance(held_out, Problem | Batches):
             default = DEFAULT_BATCH.get(self.problem.device.type, 1024)
@@ -332,7 +263,7 @@ class Trainer:
         best = (metric,) if stopping is None else (stopping.metric, stopping.least)
         self.best = BestSoFar(*best)
         self.epoch = self.batch = self.step = 0
-        self.tally, self.ended = Tally(self.problem.device), ""
+        self.tally, self.ended = stepping.Tally(self.problem.device), ""
         self.seconds = 0.0  # in training steps, without what is measured between them
         self.averaged: dict[str, Any] = {}
         self._initial: list[Tensor] = []
@@ -342,7 +273,7 @@ class Trainer:
     def run(self) -> Run:
         """Train to the end, from the beginning or from the newest whole checkpoint."""
         lock = nullcontext() if self.folder is None else alone_in(self.folder)
-        with lock, modes(self.subject.model, True), rng_untouched():
+        with lock, stepping.modes(self.subject.model, True), rng_untouched():
             # torch's global generators, which dropout uses
             torch.manual_seed(derived_seed(self.settings.seed, "training"))
             try:
@@ -370,11 +301,10 @@ class Trainer:
     def _begin(self) -> None:
         newest, resume = None, self.settings.resume
         if self.checkpoints is not None:
-            if not resume and (self.checkpoints.paths() or self.metrics.length > 0):
-                raise ValueError(
-                    f"folder must be new or empty, got {self.folder}, which holds a run; pass"
-                    " resume=True (--resume) to go on with it, or choose another folder"
-                )
+            new = not self.checkpoints.paths() and self.metrics.length == 0
+            cure = "pass resume=True (--resume) to go on with it, or choose another folder"
+            came = f"{self.folder}, which holds a run"
+            check.require(resume or new, "folder", "be new or empty", came, cure)
             newest = self.checkpoints.newest(self._fault) if resume else None
         if newest is not None:
             self._resume(newest)
@@ -446,12 +376,9 @@ class Trainer:
         self.tally.load_state_dict(state["tally"])
         parts, stored = self._stateful_parts(), state["parts"]
         other = sorted(set(parts) ^ set(stored))
-        if other:
-            which = "with" if other[0] in stored else "without"
-            raise ValueError(
-                f"folder must hold a run of the same parts, got one {which} {', '.join(other)};"
-                " call fit as that run did"
-            )
+        came = f"one {'with' if {*other[:1]} & {*stored} else 'without'} {', '.join(other)}"
+        expected, cure = "hold a run of the same parts", "call fit as that run did"
+        check.require(not other, "folder", expected, came, cure)
         for name, part in parts.items():
             part.load_state_dict(stored[name])
         torch.set_rng_state(state["rng"]["cpu"])
@@ -465,7 +392,7 @@ class Trainer:
         for group in self.feed.epoch(self.epoch, self.batch):
             try:
                 self.stepper(group, self.step, self.tally)
-            except Diverged:
+            except stepping.Diverged:
                 diverged = True
                 break
             self.step, self.batch = self.step + 1, self.batch + 1
@@ -529,12 +456,10 @@ class Trainer:
         if diverged:
             self.ended = "diverged"
             return
-        if self.best.metric in row or not self._may_come(self.best.metric):
-            improved = self.best.look(row)
-        else:
-            improved = False
+        due = self.best.metric in row or not self._may_come(self.best.metric)
+        improved = due and self.best.look(row)
         self.epoch, self.batch = self.epoch + 1, 0
-        self.tally = Tally(self.problem.device)
+        self.tally = stepping.Tally(self.problem.device)
         stopping = self.early_stopping
         waited = stopping is not None and self.best.waited >= stopping.patience
         if waited or getattr(self.optimizer, "stopped", False):
@@ -549,9 +474,8 @@ class Trainer:
         if self.validation is not None and averages and metric.startswith("average_validation_"):
             return True
         late = [each.every for each in self.trackers if each.unit == "epoch"]
-        return any(self.epoch + 1 < every for every in late) or any(
-            row["kind"] == "epoch" and metric in row for row in self.metrics.rows
-        )
+        epochs = [row for row in self.metrics.rows if row["kind"] == "epoch"]
+        return self.epoch + 1 < max(late, default=0) or any(metric in row for row in epochs)
 
     def _validate(self, batches: Batches) -> dict[str, float]:
         """Loss and accuracy on held-out data, of the model and of its average."""
@@ -576,7 +500,7 @@ class Trainer:
         layers = [] if model is None else [m for m in model.modules() if isinstance(m, BATCH_NORMS)]
         layers = [layer for layer in layers if layer.track_running_stats]
         if layers:  # statistics of the averaged weights (§7.3.1)
-            with torch.no_grad(), modes(model, training=False), accumulating(layers):
+            with torch.no_grad(), stepping.modes(model, training=False), accumulating(layers):
                 for layer in layers:
                     layer.reset_running_stats()
                 steps = max(1, REFRESH_SAMPLES // self.feed.step_samples)
@@ -590,8 +514,8 @@ class Trainer:
         parameters = [parameter.detach() for parameter in self.stepper.parameters]
         moved = list(torch._foreach_sub(parameters, self._initial))
         sizes = [parameter.abs().max().double() for parameter in parameters if parameter.numel()]
-        norms = [joint_norm(parameters), torch.stack(sizes).max(), joint_norm(moved)]
-        values = torch.stack(norms).tolist()
+        norm, distance = map(stepping.joint_norm, (parameters, moved))
+        values = torch.stack([norm, torch.stack(sizes).max(), distance]).tolist()
         return dict(zip(("norm", "max_norm", "distance"), values, strict=True))
 
     def _keep(self, improved: bool) -> None:

@@ -108,11 +108,9 @@ class Tracking:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; rows written later are dropped, as they will come again."""
-        if len(state["trackers"]) != len(self.trackers):
-            raise ValueError(
-                f"state must hold {len(self.trackers)} trackers, got {len(state['trackers'])}; make"
-                " the same trackers as then"
-            )
+        count, came = len(self.trackers), len(state["trackers"])
+        cure = "make the same trackers as then"
+        require(came == count, "state", f"hold {count} trackers", str(came), cure)
         self.steps, self.epochs = state["steps"], state["epochs"]
         self.metrics.cut(state["metrics"])
         self._open_loggers()
@@ -122,13 +120,18 @@ class Tracking:
     def begin(self, resume: bool = False, upto: int | None = None) -> Row | None:
         """Measure the start, or with ``resume`` continue the rows in the folder up to ``upto``."""
         length = self.metrics.length
-        if not resume and length != 0:
-            raise ValueError(
-                f"folder must be new or empty, got {self.folder}, which holds a run; go on with it"
-                " by resuming, or choose another folder"
-            )
+        came = f"{self.folder}, which holds a run"
+        cure = "go on with it by resuming, or choose another folder"
+        require(resume or length == 0, "folder", "be new or empty", came, cure)
         if self.folder is not None:
-            self._require_same(self.folder, length)
+            # note in `tracking.json` what is tracked; refuse rows of other data or trackers
+            path = self.folder / "tracking.json"
+            names = [describe_tracker(each) for each in self.trackers]
+            now = {"contents": contents(self.problem), "trackers": names}
+            if length and path.is_file():
+                require_same_run(unseal(read_json(path), path, sealed=False), now)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_sealed(path, {"format": "lambdahat-tracking", **now})
         if length == 0:
             self._open_loggers()
             return self.start()
@@ -141,16 +144,6 @@ class Tracking:
     def _open_loggers(self) -> None:
         names = [describe_tracker(each) for each in self.trackers]
         self.loggers.open(self.folder, self.steps, {"trackers": names})
-
-    def _require_same(self, folder: Path, length: int) -> None:
-        """Note in ``tracking.json`` what is tracked; refuse rows of other data or trackers."""
-        path = folder / "tracking.json"
-        names = [describe_tracker(each) for each in self.trackers]
-        now = {"contents": contents(self.problem), "trackers": names}
-        if length and path.is_file():
-            require_same_run(unseal(read_json(path), path, sealed=False), now)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_sealed(path, {"format": "lambdahat-tracking", **now})
 
 
 @contextmanager
@@ -202,11 +195,8 @@ def _make_all(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
     require(bool(made), "trackers", "hold at least one", "none")
     known = [tracker.name for tracker in made]
     twice = sorted({name for name in known if known.count(name) > 1})
-    if twice:
-        raise ValueError(
-            "trackers must be one of a kind, for a kind has one set of columns, got"
-            f" {', '.join(twice)}"
-        )
+    expected = "be one of a kind, for a kind has one set of columns"
+    require(not twice, "trackers", expected, ", ".join(twice))
     return made
 
 

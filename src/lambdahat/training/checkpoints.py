@@ -26,17 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lambdahat._core.check import describe
-from lambdahat._core.storage import (
-    DIGEST,
-    Damaged,
-    digest,
-    digest_tensors,
-    read_json,
-    unseal,
-    write_atomically,
-    write_sealed,
-)
+from lambdahat._core import storage
+from lambdahat._core.check import describe, require
 from lambdahat.data.catalogue import load
 from lambdahat.data.splits import Split
 from lambdahat.models import make_model
@@ -157,7 +148,7 @@ class Checkpoint:
     damaged: tuple[str, ...] = ()
 
 
-class DamagedCheckpoint(Damaged):
+class DamagedCheckpoint(storage.Damaged):
     """A checkpoint that cannot be read as it was written."""
 
 
@@ -175,7 +166,7 @@ class Checkpoints:
             tensors, packed = pack(state)
             mark = write_tensors(path.with_suffix(".safetensors"), tensors)
             document = {"format": FORMAT, "version": VERSION, "step": step}
-            write_sealed(path, {**document, "sha256": mark, "state": packed})
+            storage.write_sealed(path, {**document, "sha256": mark, "state": packed})
             _sync(self.folder)
             if best:
                 self.name_best(step)
@@ -209,7 +200,7 @@ class Checkpoints:
 
         there = self._initial.is_file()
         blob = self._initial.read_bytes() if there else b""
-        if digest(blob) != mark:
+        if storage.digest(blob) != mark:
             raise ValueError(
                 "folder must hold the initial parameters, from which distances are measured, got"
                 f" {self._initial} ({'damaged' if there else 'missing'}); put it back, or begin"
@@ -253,14 +244,14 @@ class Checkpoints:
         """Say that the checkpoint of ``step`` is the best, if it is there."""
         name = None if step is None else f"step-{step:08d}.json"
         if name is not None and (self.folder / name).is_file():
-            write_sealed(self.folder / "best.json", {"checkpoint": name})
+            storage.write_sealed(self.folder / "best.json", {"checkpoint": name})
 
     def best(self) -> Path | None:
         """The best checkpoint, or None if none is named; ``Damaged`` if the naming file is."""
         index = self.folder / "best.json"
         if not index.is_file():
             return None
-        name = unseal(read_json(index), index, sealed=False).get("checkpoint")
+        name = storage.unseal(storage.read_json(index), index, sealed=False).get("checkpoint")
         return next((path for path in self.paths() if path.name == name), None)
 
     def forget_after(self, step: int) -> None:
@@ -275,7 +266,7 @@ class Checkpoints:
         try:
             best = self.best()
         # which one is the best is unknown until training names the next: keep them all
-        except Damaged:
+        except storage.Damaged:
             return
         stay = {path.stem for path in [*there[-self.keep :], newest, best or newest]}
         for path in [*there, *self.folder.glob("step-*.safetensors")]:
@@ -292,17 +283,17 @@ def read(path: Path) -> tuple[int, dict[str, Any]]:
     from safetensors.torch import load
 
     try:
-        index = read_json(path)
+        index = storage.read_json(path)
         ours = isinstance(index, dict) and index.get("format") == FORMAT
         version = index.get("version") if ours else None
-        index = unseal(index, path, sealed=version != 1)
+        index = storage.unseal(index, path, sealed=version != 1)
         if version not in (1, VERSION):
             raise DamagedCheckpoint(f"{path} is not a checkpoint of this version of lambdahat")
         blob = path.with_suffix(".safetensors").read_bytes()
-        if digest(blob) != index["sha256"]:
+        if storage.digest(blob) != index["sha256"]:
             raise DamagedCheckpoint(f"{path.with_suffix('.safetensors')} is damaged")
         return int(index["step"]), unpack(load(blob), index["state"])
-    except Damaged as error:
+    except storage.Damaged as error:
         raise DamagedCheckpoint(str(error)) from error
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise DamagedCheckpoint(f"{path} is damaged ({type(error).__name__}: {error})") from error
@@ -350,9 +341,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], sealed: bool = Fals
         place = own.untyped_storage().data_ptr()
         plain[name] = own.clone() if place in places else own  # safetensors shares no memory
         places.add(place)
-    blob = save(plain, {DIGEST: digest_tensors(plain)} if sealed else None)
-    write_atomically(path, blob)
-    return digest(blob)
+    blob = save(plain, {storage.DIGEST: storage.digest_tensors(plain)} if sealed else None)
+    storage.write_atomically(path, blob)
+    return storage.digest(blob)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -361,9 +352,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     with safe_open(path, "pt") as stream:
         tensors = {name: stream.get_tensor(name) for name in sorted(stream.keys())}
-        mark = (stream.metadata() or {}).get(DIGEST)
-    if mark is not None and mark != digest_tensors(tensors):
-        raise Damaged(f"{path} is damaged: its tensors do not match their digest")
+        mark = (stream.metadata() or {}).get(storage.DIGEST)
+    if mark is not None and mark != storage.digest_tensors(tensors):
+        raise storage.Damaged(f"{path} is damaged: its tensors do not match their digest")
     return tensors
 
 
@@ -405,11 +396,8 @@ class Recipe:
         if self.samples is None:
             return split
         x, y = split.train
-        if self.samples > len(x):
-            raise ValueError(
-                f"samples must be at most the {len(x):,} training samples of {self.data!r}, got"
-                f" {self.samples:,}"
-            )
+        expected = f"be at most the {len(x):,} training samples of {self.data!r}"
+        require(self.samples <= len(x), "samples", expected, f"{self.samples:,}")
         return Split((x[: self.samples], y[: self.samples]), split.test, split.classes)
 
     def network(self, split: Split) -> nn.Module:
@@ -421,7 +409,7 @@ class Recipe:
         document = {"format": "lambdahat-run", **asdict(self)}
         there = folder / "config.json"
         if there.is_file():
-            was = unseal(read_json(there), there, sealed=False)
+            was = storage.unseal(storage.read_json(there), there, sealed=False)
             now = json.loads(json.dumps(document))
             flat_was, flat_now = ({**each, **each.get("settings", {})} for each in (was, now))
             changed = [k for k in flat_now if flat_was.get(k) != flat_now[k] and k not in APART]
@@ -432,7 +420,7 @@ class Recipe:
                     " the same options, or choose another folder"
                 )
         folder.mkdir(parents=True, exist_ok=True)
-        write_sealed(there, document, indent=1)
+        storage.write_sealed(there, document, indent=1)
 
 
 def is_run_folder(path: str | Path) -> bool:
@@ -450,7 +438,7 @@ def read_recipe(folder: str | Path) -> Recipe:
             " --checkpoint FOLDER"
         )
     try:
-        document = unseal(read_json(path), path, sealed=False)
+        document = storage.unseal(storage.read_json(path), path, sealed=False)
         document.pop("format")
         return Recipe(**document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -487,10 +475,8 @@ def load_run(
     model = recipe.network(split)
     own, stored = named_tensors(model), weights(folder, which)
     shapes = ({name: tensor.shape for name, tensor in each.items()} for each in (own, stored))
-    if next(shapes) != next(shapes):
-        raise ValueError(
-            f"folder must hold weights of the model in its config.json, got {folder} with others"
-        )
+    expected = "hold weights of the model in its config.json"
+    require(next(shapes) == next(shapes), "folder", expected, f"{folder} with others")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(stored[name])

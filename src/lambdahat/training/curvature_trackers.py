@@ -10,25 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import (
-    describe,
-    require_choice,
-    require_count,
-    require_positive,
-    require_shape,
-)
+from lambdahat import krylov
+from lambdahat._core import check
 from lambdahat._measure import without_vectors
 from lambdahat.estimators import basis_capacity, eigenpairs, gradient_overlap, spectrum, trace
 from lambdahat.estimators.sequential import MINIMUM
-from lambdahat.krylov import (
-    ROUNDING,
-    Krylov,
-    Wanted,
-    misses,
-    random_vector,
-    require_symmetric,
-    value_errors,
-)
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
 from lambdahat.operators.exact import MAX_ROUNDS
@@ -66,14 +52,14 @@ def leading_pairs(
     for further copies of repeated eigenvalues, as in ``lh.eigenpairs``, which takes over where
     there are some.
     """
-    operator = require_symmetric(operator, "leading_pairs")
-    require_choice(which, "which", ("largest", "smallest", "magnitude", "both"))
-    require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
-    require_positive(tol, "tol")
-    count, wanted = min(2 * k if which == "both" else k, operator.dim), Wanted(which)
-    most = require_count(max_matvecs, "max_matvecs", least=count)
+    operator = krylov.require_symmetric(operator, "leading_pairs")
+    check.require_choice(which, "which", ("largest", "smallest", "magnitude", "both"))
+    check.require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
+    check.require_positive(tol, "tol")
+    count, wanted = min(2 * k if which == "both" else k, operator.dim), krylov.Wanted(which)
+    most = check.require_count(max_matvecs, "max_matvecs", least=count)
     room = min(max(4 * count, ROOM), basis_capacity(operator, count), most, operator.dim)
-    state = Krylov(operator, _start(operator, warm, seed), room)
+    state = krylov.Krylov(operator, _start(operator, warm, seed), room)
     starts, settled = 0, _Convergence(tol, count)
     every = LOOK if operator.device.type == "cuda" else 1
     while True:
@@ -84,7 +70,7 @@ def leading_pairs(
         broke = state.broke_down() and not spent
         if broke and state.size < count:
             starts += 1
-            state.start_again(random_vector(operator, seed, "leading pairs", starts))
+            state.start_again(krylov.random_vector(operator, seed, "leading pairs", starts))
             continue
         if spent or broke or settled.look(state, wanted):
             pairs = _extract(state, wanted, count, tol)
@@ -101,15 +87,17 @@ def leading_pairs(
             _restart(state, wanted, count)
 
 
-def _copies(state: Krylov, wanted: Wanted, count: int, tol: float, seed: int, most: int) -> bool:
+def _copies(
+    state: krylov.Krylov, wanted: krylov.Wanted, count: int, tol: float, seed: int, most: int
+) -> bool:
     """Whether further copies of the eigenvalues would, or might, change the wanted ones."""
     values = state.ritz()[0]
     limits = wanted.limits(values, count, max(tol * float(values.abs().max()), state.noise()))
-    start = random_vector(state.operator, seed, "copies of leading pairs")
-    return not limits.empty and misses(state, limits, start, most)
+    start = krylov.random_vector(state.operator, seed, "copies of leading pairs")
+    return not limits.empty and krylov.misses(state, limits, start, most)
 
 
-def _restart(state: Krylov, wanted: Wanted, count: int) -> None:
+def _restart(state: krylov.Krylov, wanted: krylov.Wanted, count: int) -> None:
     """Keep the wanted Ritz vectors and enough of the next to fill half of the rest."""
     values, weights, couplings = state.ritz()
     keep = wanted.select(values, count + (state.size - count) // 2)
@@ -129,7 +117,7 @@ class _Convergence:
         self.tol, self.count = tol, count
         self.seen: list[tuple[int, Tensor]] = []
 
-    def look(self, state: Krylov, wanted: Wanted) -> bool:
+    def look(self, state: krylov.Krylov, wanted: krylov.Wanted) -> bool:
         values = state.ritz()[0]
         now, scale = values[wanted.select(values, self.count)], float(values.abs().max())
         earlier = [old for cost, old in self.seen if cost <= state.products - PATIENCE]
@@ -142,32 +130,34 @@ class _Convergence:
 
 def _start(operator: LinearOperator, warm: Tensor | None, seed: int) -> Tensor:
     """The start vector (P,): random, or last time's vectors with a little of it."""
-    drawn = random_vector(operator, seed, "leading pairs", 0)
+    drawn = krylov.random_vector(operator, seed, "leading pairs", 0)
     if warm is None:
         return drawn
-    require_shape(warm, (operator.dim, "k"), "warm")
+    check.require_shape(warm, (operator.dim, "k"), "warm")
     mixed = warm.to(drawn).sum(dim=1)
     length: Tensor = torch.linalg.vector_norm(mixed)
     return mixed / length.clamp_min(1e-30) + ADMIXTURE * drawn
 
 
-def _accurate(state: Krylov, wanted: Wanted, count: int, tol: float) -> Tensor:
+def _accurate(state: krylov.Krylov, wanted: krylov.Wanted, count: int, tol: float) -> Tensor:
     """Which of the wanted Ritz values (count,) are accurate to ``tol``, or to rounding."""
     values, _, couplings = state.ritz()
-    errors = value_errors(values, couplings.abs())[wanted.select(values, count)]
+    errors = krylov.value_errors(values, couplings.abs())[wanted.select(values, count)]
     target = max(tol * float(values.abs().max()), state.noise())
     reached = torch.zeros(count, dtype=torch.bool)
     reached[: len(errors)] = errors <= target
     return reached
 
 
-def _extract(state: Krylov, wanted: Wanted, count: int, tol: float) -> Eigenpairs:
+def _extract(state: krylov.Krylov, wanted: krylov.Wanted, count: int, tol: float) -> Eigenpairs:
     """The wanted Ritz pairs; all of them exact where the space is the whole."""
     values, weights, couplings = state.ritz()
     chosen, whole = wanted.select(values, count), state.size == state.operator.dim
     vectors = state.combine(weights[:, chosen])
     noise = max(state.noise(), state.rounding * float(values.abs().max()))
-    residuals = torch.hypot(couplings[chosen], torch.tensor(ROUNDING * noise, dtype=torch.float64))
+    residuals = torch.hypot(
+        couplings[chosen], torch.tensor(krylov.ROUNDING * noise, dtype=torch.float64)
+    )
     reached = torch.ones(count, dtype=torch.bool) if whole else _accurate(state, wanted, count, tol)
     status = Status.CONVERGED if bool(reached.all()) else Status.NOT_CONVERGED
     parts = values[chosen], vectors.T, residuals, reached[: len(chosen)]
@@ -186,8 +176,8 @@ class TraceTracker(SampledTracker):
 
     def __init__(self, *, tol: float = 0.05, max_matvecs: int = MAX_MATVECS, **common: Any) -> None:
         super().__init__(**common)
-        self.tol = require_positive(tol, "tol")
-        self.max_matvecs = require_count(max_matvecs, "max_matvecs", least=2)
+        self.tol = check.require_positive(tol, "tol")
+        self.max_matvecs = check.require_count(max_matvecs, "max_matvecs", least=2)
 
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         estimate = trace(hessian(sample), self.tol, max_matvecs=self.max_matvecs, seed=self.seed)
@@ -205,8 +195,8 @@ class _WarmTracker(SampledTracker):
 
     def __init__(self, *, tol: float = 1e-3, max_matvecs: int = MAX_MATVECS, **common: Any) -> None:
         super().__init__(**common)
-        self.tol = require_positive(tol, "tol")
-        self.max_matvecs = require_count(max_matvecs, "max_matvecs", least=2)
+        self.tol = check.require_positive(tol, "tol")
+        self.max_matvecs = check.require_count(max_matvecs, "max_matvecs", least=2)
         self._vectors: Tensor | None = None
 
     def _pairs(self, operator: LinearOperator, k: int = 1, which: str = "largest") -> Eigenpairs:
@@ -221,11 +211,9 @@ class _WarmTracker(SampledTracker):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         vectors = state["vectors"]
-        if vectors is not None and (not isinstance(vectors, Tensor) or vectors.ndim != 2):
-            raise ValueError(
-                f"state['vectors'] must be a tensor (P, k), or None, got {describe(vectors)}; load"
-                " what state_dict gave"
-            )
+        fits = vectors is None or (isinstance(vectors, Tensor) and vectors.ndim == 2)
+        expected, cure = "be a tensor (P, k), or None", "load what state_dict gave"
+        check.require(fits, "state['vectors']", expected, check.describe(vectors), cure)
         self._vectors = vectors
 
 
@@ -247,7 +235,7 @@ class SpectrumTracker(_WarmTracker):
 
     def __init__(self, *, depth: int = 40, **common: Any) -> None:
         super().__init__(**common)
-        self.depth = require_count(depth, "depth")
+        self.depth = check.require_count(depth, "depth")
 
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         operator = hessian(sample)
@@ -281,7 +269,7 @@ class TopTracker(_WarmTracker):
     def __init__(self, *, k: int = 5, **common: Any) -> None:
         super().__init__(**common)
         cure = "each pair takes a product: raise max_matvecs"
-        self.k = require_count(k, "k", 1, self.max_matvecs, cure)
+        self.k = check.require_count(k, "k", 1, self.max_matvecs, cure)
 
     @property
     def columns(self) -> tuple[str, ...]:

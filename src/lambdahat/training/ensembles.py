@@ -22,18 +22,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lambdahat._core.check import describe, require, require_choice, require_count, require_type
 from lambdahat._core.device import Replay
 from lambdahat._core.progress import report
-from lambdahat.optim.ngd import (
-    NGD,
-    AxisFishers,
-    Preconditioning,
-    natural_gradients,
-    require_settings,
-    updating,
-)
+from lambdahat.optim import ngd
 from lambdahat.optim.online_fisher import Smoothing
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, concatenate
-from lambdahat.problem.evaluators import Evaluator
 from lambdahat.results import Array, Result, Status
 from lambdahat.training.feeding import epoch_order
 from lambdahat.training.stepping import count_hits
@@ -59,7 +51,6 @@ class StackedModel:
         self.members, self.device, self.one_by_one = len(models), problem.device, one_by_one
         self._base = models[0]
         self._evaluate = problem._evaluate
-        assert isinstance(self._evaluate, Evaluator)
         self.parameters: dict[str, Tensor] = {}
         self.fixed: dict[str, Tensor] = {}
         for name, tensor in self._base.named_parameters():
@@ -78,15 +69,12 @@ class StackedModel:
                     f"make_model must give models that draw nothing in training, got {what}; train"
                     " such members one by one with fit"
                 )
-            if isinstance(layer, STATISTICS):
-                raise ValueError(
-                    f"make_model must give models without batch normalisation, got {what}; use"
-                    " layer or group norm, or train one by one with fit"
-                )
+            expected = "give models without batch normalisation"
+            cure = "use layer or group norm, or train one by one with fit"
+            require(not isinstance(layer, STATISTICS), "make_model", expected, what, cure)
 
     def _loss(self, parameters: Any, fixed: Any, data: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The mean loss of one member on a batch, its correct predictions, and their number."""
-        assert isinstance(self._evaluate, Evaluator)
         args, kwargs, target = self._evaluate.split(Batch(data, 0))
         output = functional_call(self._base, ({**parameters, **fixed},), args, kwargs)
         output = self._evaluate.read(output)
@@ -141,7 +129,7 @@ class StackedDescent:
     ) -> None:
         self._parameters, self._natural = list(parameters.values()), optimizer == "ngd"
         self._names, self._settings = list(parameters), settings
-        self._fishers: list[AxisFishers] = [{} for _ in self._parameters]
+        self._fishers: list[ngd.AxisFishers] = [{} for _ in self._parameters]
         moving = np.any(settings["momentum"])
         self._momentum = [torch.zeros_like(p) for p in self._parameters] if moving else None
         self.count = 0
@@ -149,7 +137,7 @@ class StackedDescent:
     @property
     def due(self) -> bool:
         """Whether the next step updates the estimates of NGD."""
-        return self._natural and updating(self.count, self._settings["period"])
+        return self._natural and ngd.updating(self.count, self._settings["period"])
 
     def step(self, named: dict[str, Tensor], now: bool) -> None:
         """One step of all members along their gradients; ``now`` updates the estimates of NGD."""
@@ -164,7 +152,7 @@ class StackedDescent:
                 gradients = [torch.addcmul(gradient, _wide(decay, p), p) for gradient, p in pairs]
         factors = [torch.ones_like(lr)] * len(gradients)
         if self._natural:
-            directions = natural_gradients(self._fishers, gradients, self._rule(), now)
+            directions = ngd.natural_gradients(self._fishers, gradients, self._rule(), now)
             gradients, factors = directions.tensors, list(directions.factors.split(len(lr)))
         self._move(gradients, factors, lr)
 
@@ -178,13 +166,13 @@ class StackedDescent:
                 buffer.addcmul_(gradient, _wide(factor, buffer))
                 parameter.addcmul_(buffer, _wide(lr, parameter), value=-1)
 
-    def _rule(self) -> Preconditioning:
+    def _rule(self) -> ngd.Preconditioning:
         alpha, epsilon = (
             self._by_member(name) if isinstance(value, tuple) else float(value)
             for name, value in ((name, self._settings[name]) for name in ("alpha", "epsilon"))
         )
         smoothing = Smoothing(alpha, self._settings["eta"], self._settings["delta"], epsilon)
-        return Preconditioning(smoothing, self._settings["rank"], self._settings["rescale"])
+        return ngd.Preconditioning(smoothing, self._settings["rank"], self._settings["rescale"])
 
     def _by_member(self, name: str) -> Tensor:
         """A setting as (S,) in float64, sent to the device once."""
@@ -242,16 +230,14 @@ def _means(sums: Tensor, size: int) -> NDArray[np.float64]:
 def _require_alike(models: Sequence[nn.Module]) -> None:
     states = [model.state_dict().items() for model in models]
     forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in state} for state in states]
-    if any(form != forms[0] for form in forms):
-        raise ValueError(
-            "make_model must give the same tensors for every seed, got models that differ in names,"
-            " shapes or dtypes"
-        )
+    expected = "give the same tensors for every seed"
+    came = "models that differ in names, shapes or dtypes"
+    require(all(form == forms[0] for form in forms), "make_model", expected, came)
 
 
 NGD_DEFAULTS = {
     name: parameter.default
-    for name, parameter in signature(NGD).parameters.items()
+    for name, parameter in signature(ngd.NGD).parameters.items()
     if name not in ("params", "lr")
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -370,22 +356,18 @@ def _members(seeds: Any, values: dict[str, Any]) -> tuple[tuple[int, ...], dict[
     lengths = {name: len(value) for name, value in values.items() if isinstance(value, tuple)}
     members = max([len(members_seeds), *lengths.values()])
     members_seeds = members_seeds * members if len(members_seeds) == 1 else members_seeds
-    if len(members_seeds) != members:
-        raise ValueError(
-            f"seeds must be one or {members}, as many as there are values, got {len(members_seeds)}"
-        )
+    expected = f"be one or {members}, as many as there are values"
+    require(len(members_seeds) == members, "seeds", expected, str(len(members_seeds)))
     for name, length in lengths.items():
-        if length != members:
-            raise ValueError(
-                f"{name} must have one value or {members}, one for each member, got {length}"
-            )
+        expected = f"have one value or {members}, one for each member"
+        require(length == members, name, expected, str(length))
     for member in range(members):
         pairs = values.items()
         own = {key: value[member] if isinstance(value, tuple) else value for key, value in pairs}
         for name in BY_MEMBER:
             number = "be a number, or one for each member"
             require_type(own.get(name, 0.0), numbers.Real, name, number)
-        require_settings({**DEFAULTS["ngd"], **own})
+        ngd.require_settings({**DEFAULTS["ngd"], **own})
     return members_seeds, values
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
+from lambdahat._core.check import require
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import digest_tensors
 from lambdahat.problem import Problem
@@ -89,11 +90,9 @@ class Feed:
             self._home = next(leaf.device for leaf in tree_leaves(columns) if _has_rows(leaf))
         else:
             self._dataset = _dataset(batches)
-            if self._dataset is None:
-                raise ValueError(
-                    "batch_size must be None where samples cannot be drawn one by one, got"
-                    f" {batch_size!r}; the problem's own batches are then used"
-                )
+            expected = "be None where samples cannot be drawn one by one"
+            cure = "the problem's own batches are then used"
+            require(self._dataset is not None, "batch_size", expected, repr(batch_size), cure)
         self.steps = ceil(self.num_samples / (batch_size * accumulate))
 
     @property

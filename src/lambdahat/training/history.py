@@ -152,7 +152,10 @@ class Metrics:
             self.folder.mkdir(parents=True, exist_ok=True)
             sealed = seal({key: None if value != value else value for key, value in row.items()})
             append_bytes(self._jsonl, (json.dumps(sealed, ensure_ascii=False) + "\n").encode())
-            self._append_csv(row)
+            if any(key not in self._columns for key in _scalars(row)):  # a new header
+                self._rewrite_csv()
+            else:
+                append_bytes(self.folder / "metrics.csv", csv_lines(self._columns, [row]))
         return row
 
     def sync(self) -> int:
@@ -180,10 +183,8 @@ class Metrics:
 
         Damaged rows are left out with a warning that names them: no state depends on a row.
         """
-        if not self.covers(length):
-            raise ValueError(
-                f"metrics.jsonl must hold at least {length} bytes, got {self.length} bytes"
-            )
+        expected = f"hold at least {length} bytes"
+        require(self.covers(length), "metrics.jsonl", expected, f"{self.length} bytes")
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -211,13 +212,6 @@ class Metrics:
     def _jsonl(self) -> Path:
         assert self.folder is not None
         return self.folder / "metrics.jsonl"
-
-    def _append_csv(self, row: Row) -> None:
-        if any(key not in self._columns for key in _scalars(row)):  # a new header
-            self._rewrite_csv()
-        else:
-            assert self.folder is not None
-            append_bytes(self.folder / "metrics.csv", csv_lines(self._columns, [row]))
 
     def _rewrite_csv(self) -> None:
         assert self.folder is not None

@@ -21,6 +21,7 @@ from lambdahat._core.storage import write_atomically
 from lambdahat.training.history import append_bytes, csv_lines
 
 BINS = 40  # of a histogram
+PROJECT = "lambdahat"  # of Weights & Biases, and experiment of MLflow
 PLACE = Path("runs")  # has a folder for every run that has none of its own
 
 
@@ -145,10 +146,8 @@ class TensorBoardLogger:
             centres = (edges[1:] + edges[:-1]) / 2
             moments = float(mass @ centres), float(mass @ centres**2)
             bounds = float(edges[0]), float(edges[-1])
-            limits, counts = edges[1:].tolist(), mass.tolist()
-            self._writer.add_histogram_raw(
-                name, *bounds, int(mass.sum() + 0.5), *moments, limits, counts, step
-            )
+            figures = (*bounds, int(mass.sum() + 0.5), *moments)
+            self._writer.add_histogram_raw(name, *figures, edges[1:].tolist(), mass.tolist(), step)
 
     def close(self) -> None:
         """Flush and close the event file."""
@@ -175,7 +174,7 @@ class WandBLogger:
         place.mkdir(parents=True, exist_ok=True)
         self._histogram = wandb.Histogram
         self._run = wandb.init(
-            project="lambdahat",
+            project=PROJECT,
             mode=mode,
             dir=str(place),
             name=place.resolve().name,
@@ -187,9 +186,8 @@ class WandBLogger:
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Log the row's values."""
-        spectra = {
-            name: self._histogram(np_histogram=bins) for name, bins in histograms(values).items()
-        }
+        bins = histograms(values)
+        spectra = {name: self._histogram(np_histogram=bins[name]) for name in bins}
         self._run.log({**numbers(values), **texts(values), **spectra}, step=step)
 
     def close(self) -> None:
@@ -219,10 +217,8 @@ class MLflowLogger:
         place.mkdir(parents=True, exist_ok=True)
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place / 'mlflow.db'}"
         self._client = MlflowClient(tracking_uri=uri)
-        known = self._client.get_experiment_by_name("lambdahat")
-        number = (
-            self._client.create_experiment("lambdahat") if known is None else known.experiment_id
-        )
+        known = self._client.get_experiment_by_name(PROJECT)
+        number = known.experiment_id if known else self._client.create_experiment(PROJECT)
         tags = {"lambdahat.folder": _mark(place)}
         asked = f"tags.`lambdahat.folder` = '{_mark(place)}'"
         earlier = self._client.search_runs([number], asked) if step else []

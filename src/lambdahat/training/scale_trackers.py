@@ -46,11 +46,8 @@ class LearningCoefficientTracker(SampledTracker):
         require_type(settings or {}, Mapping, "settings", "be a dict of settings of llc")
         self.settings = dict(settings or {})
         own = sorted({"chains", "max_gradients", "seed"} & set(self.settings))
-        if own:
-            raise ValueError(
-                f"settings must hold none of the tracker's own, got {', '.join(own)}; give them to"
-                " the tracker"
-            )
+        expected, cure = "hold none of the tracker's own", "give them to the tracker"
+        require(not own, "settings", expected, ", ".join(own), cure)
         check_settings({"chains": chains, "max_gradients": max_gradients, **self.settings})
         self._known: dict[str, Any] = {}
 

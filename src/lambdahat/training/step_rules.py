@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from lambdahat._core.check import describe
+from lambdahat._core.check import describe, require
 from lambdahat.operators.base import LinearOperator
 from lambdahat.optim.adaptive import Padam
 from lambdahat.optim.spectral_sgd import SpectralSGD
@@ -73,11 +73,8 @@ def step_rule(problem: Problem, optimizer: Any) -> StepRule:
             size = family.scale(group, base.state.get(parameter, {})).double().cpu()
             rates[where] = (learning_rate(base, group) / size).expand(parameter.shape).reshape(-1)
             decay[where] = 0.0 if family.decoupled(group) else float(group.get("weight_decay", 0.0))
-    if held == 0:
-        raise ValueError(
-            "optimizer must hold parameters of the problem, got none of them; make the problem of"
-            " the model that is trained"
-        )
+    cure = "make the problem of the model that is trained"
+    require(held != 0, "optimizer", "hold parameters of the problem", "none of them", cure)
     return StepRule(rates, decay, min(thresholds))
 
 
@@ -179,11 +176,8 @@ def _rmsprop_scale(group: Group, state: Mapping[str, Any]) -> Tensor:
 
 
 def _entry(state: Mapping[str, Any], key: str) -> Any:
-    if key not in state:
-        raise ValueError(
-            "optimizer must have taken a step, got one without state; its preconditioner is not"
-            " known yet"
-        )
+    cure = "its preconditioner is not known yet"
+    require(key in state, "optimizer", "have taken a step", "one without state", cure)
     return state[key]
 
 

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lambdahat._core.check import require
 from lambdahat._core.device import Replay, beside, side_stream
 from lambdahat.operators.linearise import saved_bytes
 from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.regularizers import BatchProduct
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
-from lambdahat.problem.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, OutputEvaluator
+from lambdahat.problem.evaluators import FunctionEvaluator, OutputEvaluator
 from lambdahat.problem.losses import IGNORE, Custom, Loss
 from lambdahat.problem.network import named_tensors, true_second_derivatives
 from lambdahat.training.feeding import Feed
@@ -41,7 +42,7 @@ class TrainingSubject:
     ) -> None:
         self.problem, self.device, self._judge = problem, problem.device, judge
         self._precision = PRECISIONS[precision]
-        self._evaluate: AnyEvaluator = problem._evaluate
+        self._evaluate = problem._evaluate
         source = problem.source
         self.model: nn.Module | None = source if isinstance(source, nn.Module) else None
         self.tensors = named_tensors(source) if isinstance(source, nn.Module) else source
@@ -135,8 +136,10 @@ class RecordedGradients:
     they are.
 
     Only what a replay repeats truly is recorded. Gives None, for the caller to run the step by
-    itself, where the model draws random numbers, has hooks or attributes that a step changes, or is
-    large; where the loss is the user's own; and where CUDA cannot record the step.
+    itself, where the model draws random numbers on the host, has hooks or attributes that a step
+    changes, or is large; where the loss is the user's own; and where CUDA cannot record the step.
+    Dropout on the device is recorded: every replay advances the device's generator as a plain step
+    does, and draws the same numbers.
     """
 
     def __init__(self, subject: TrainingSubject, parameters: list[Tensor], norm: Norm) -> None:
@@ -146,10 +149,8 @@ class RecordedGradients:
         self._forms: dict[Hashable, _Form] = {}
         # only if all that runs in a step is the model and the library's own code
         evaluate = subject.problem._evaluate
-        self._on = (
-            isinstance(evaluate, Evaluator)
-            and not (subject.model is None or subject.judged)
-            and (evaluate.model_loss or not isinstance(evaluate.loss, Custom))
+        self._on = not (subject.model is None or subject.judged) and (
+            evaluate.model_loss or not isinstance(evaluate.loss, Custom)
         )
 
     def __call__(self, group: list[Batch]) -> tuple[list[Tensor], Tensor] | None:
@@ -260,12 +261,11 @@ def _has_hooks(model: nn.Module | None, parameters: list[Tensor]) -> bool:
 
 
 def _host_state(model: nn.Module) -> list[Any]:
-    """Random generators, and the layers' attributes: tensors by place, collections by length."""
+    """The host's random generators, and the layers' attributes: tensors by place, collections by
+    length.
+    """
     state: list[Any] = [random.getstate(), torch.get_rng_state().tolist()]
     state.append(str(np.random.get_state()))  # noqa: NPY002 (it is the user's, and only looked at)
-    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    if device.type == "cuda":
-        state.append(torch.cuda.get_rng_state(device).tolist())
     for layer in model.modules():
         state += [(name, _fingerprint(value)) for name, value in vars(layer).items()]
     return state
@@ -359,11 +359,9 @@ class Stepper:
                 ' whose double backward its hooks do not see, got fisher="empirical"; pass'
                 ' fisher="monte_carlo"'
             )
-        if self._double and self.scaler:
-            raise ValueError(
-                'precision must be "float32" or "bfloat16" with a regularizer of curvature, got'
-                ' "float16", whose gradients are scaled'
-            )
+        expected = 'be "float32" or "bfloat16" with a regularizer of curvature'
+        came = '"float16", whose gradients are scaled'
+        require(not self._double or not self.scaler, "precision", expected, came)
         plain = subject.device.type == "cuda" and self.scaler is None and not self._double
         self.recorded = RecordedGradients(subject, self.parameters, joint_norm) if plain else None
 
@@ -380,11 +378,8 @@ class Stepper:
                 self.optimizer.zero_grad(set_to_none=True)
                 sums, graphs = self._differentiate(group, total)
             grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            if not grads:
-                raise ValueError(
-                    "the loss must depend on the optimiser's parameters, got one whose gradients"
-                    " are all None"
-                )
+            expected = "depend on the optimiser's parameters"
+            require(bool(grads), "the loss", expected, "one whose gradients are all None")
             sums, norm = (sums, joint_norm(grads)) if replayed is None else replayed
             product = BatchProduct(self.parameters, graphs) if self._double else None
             for rule in self.regularizers:
@@ -459,11 +454,8 @@ class Stepper:
 def require_own_parameters(subject: TrainingSubject, optimizer: Any) -> list[Tensor]:
     """The optimiser's parameters; raise unless they are those of the problem's own model."""
     problem = subject.problem
-    if problem._theta is not None:
-        raise ValueError(
-            "problem must follow its model, got one made by at(), which is at other parameters;"
-            " load them into the model"
-        )
+    came = "one made by at(), which is at other parameters"
+    require(problem._theta is None, "problem", "follow its model", came, "load them into the model")
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     devices = {parameter.device for parameter in held}
     if devices != {problem.device}:
@@ -472,11 +464,9 @@ def require_own_parameters(subject: TrainingSubject, optimizer: Any) -> list[Ten
             f" {problem.device}; move the model with model.to(device), then make problem and"
             " optimizer"
         )
-    if problem._cast is not None:
-        raise ValueError(
-            f"problem must have its model's own dtype, got dtype={problem._cast}; cast the model"
-            " itself, or pass precision="
-        )
+    expected = "have its model's own dtype"
+    cure = "cast the model itself, or pass precision="
+    require(problem._cast is None, "problem", expected, f"dtype={problem._cast}", cure)
     own = {id(tensor) for tensor in subject.tensors.values()}
     others = [tuple(parameter.shape) for parameter in held if id(parameter) not in own]
     if others:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from lambdahat._core.check import require_choice, require_count, require_type
+from lambdahat._core.check import require, require_choice, require_count, require_type
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import rng_untouched
 from lambdahat.results import Estimate, Result, Status
@@ -157,12 +157,10 @@ class SampledTracker(ABC):
             cost, status = 0, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if is_failure(status) and not self._warned:
             self._warned = True
-            text = (
-                f"the tracker {self.name!r} could not measure at step {step} ({status}); its"
-                " columns are NaN there, and training goes on. Later failures are in its status"
-                " column only"
-            )
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            failed = f"the tracker {self.name!r} could not measure at step {step} ({status})"
+            goes_on = "its columns are NaN there, and training goes on"
+            later = "Later failures are in its status column only"
+            warnings.warn(f"{failed}; {goes_on}. {later}", RuntimeWarning, stacklevel=2)
         seconds = time.perf_counter() - start
         own: Row = {"cost": float(cost), "seconds": seconds, "status": status}
         return row | {f"{self.name}_{key}": value for key, value in own.items()}
@@ -182,10 +180,8 @@ class SampledTracker(ABC):
         del state  # nothing is remembered
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(every={self.every}, unit={self.unit!r}, samples={self.samples},"
-            f" seed={self.seed})"
-        )
+        when = f"every={self.every}, unit={self.unit!r}"
+        return f"{type(self).__name__}({when}, samples={self.samples}, seed={self.seed})"
 
 
 def describe_tracker(tracker: Any) -> str:
@@ -263,12 +259,16 @@ def make_tracker(
     EdgeTracker(every=10, unit='step', samples=1000, seed=0)
     """
     kind = TRACKERS[require_choice(name, "name", TRACKERS)]
-    own = _settings_of(kind)
+    # the named arguments of a tracker and its bases, apart from when and on what to measure
+    names: dict[str, None] = {}
+    for each in kind.__mro__:
+        if issubclass(each, SampledTracker) and "__init__" in vars(each):
+            names |= dict.fromkeys(signature(each.__init__).parameters)
+    when = ("self", "common", "every", "unit", "samples", "seed")
+    own = tuple(name for name in names if name not in when)
     strange = ", ".join(sorted(set(settings) - set(own)))
-    if strange:
-        raise TypeError(
-            f"settings must be those of {kind.__name__}: {', '.join(own)}, got {strange}"
-        )
+    expected = f"be those of {kind.__name__}: {', '.join(own)}"
+    require(not strange, "settings", expected, strange, error=TypeError)
     return kind(every=every, unit=unit, samples=samples, seed=seed, **settings)
 
 
@@ -279,22 +279,10 @@ def make_trackers(names: str | Sequence[str], **common: Any) -> list[SampledTrac
     ['trace', 'llc']
     """
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
-    if not parts:
-        raise ValueError(
-            f"names must name at least one tracker, got none; choose from {', '.join(TRACKERS)}"
-        )
+    cure = f"choose from {', '.join(TRACKERS)}"
+    require(bool(parts), "names", "name at least one tracker", "none", cure)
     trackers: dict[str, SampledTracker] = {}
     for part in parts:
         tracker = make_tracker(part, **common)
         trackers.setdefault(tracker.name, tracker)
     return list(trackers.values())
-
-
-def _settings_of(kind: type[SampledTracker]) -> tuple[str, ...]:
-    """The named arguments of a tracker and its bases, apart from when and on what to measure."""
-    names: dict[str, None] = {}
-    for each in kind.__mro__:
-        if issubclass(each, SampledTracker) and "__init__" in vars(each):
-            names |= dict.fromkeys(signature(each.__init__).parameters)
-    when = ("self", "common", "every", "unit", "samples", "seed")
-    return tuple(name for name in names if name not in when)

@@ -19,7 +19,7 @@ from lambdahat.sampling.backends.chain_runner import ChainPlan
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.tuning.unadjusted import (
     STEPS,
-    Coarse,
+    Draws,
     Lengths,
     bias_of_steps,
     require_enough,
@@ -155,18 +155,13 @@ def energies_of(mean: float, error: float, seed: int) -> np.ndarray:
     return mean + error * 40 * (values - values.mean())
 
 
-def noise_of(trace: float, tied: float = 0.0) -> dict[str, float]:
-    return {"trace": trace, "tied": tied}
-
-
-def coarse_of(kernel: Kernel, mean: float, error: float, seed: int, trace: float = 0.0) -> Coarse:
-    """Draws of a quadratic loss at twice the step."""
-    return Coarse(
-        kernel,
-        energies_of(mean, error, seed),
-        {"work": np.full((4, 400), 2 * mean)},
-        noise_of(trace),
-    )
+def draws_of(
+    kernel: Kernel, mean: float, error: float, seed: int, trace: float = 0.0, tied: float = 0.0
+) -> Draws:
+    """Draws of a quadratic loss."""
+    record = {"work": np.full((4, 400), 2 * mean)}
+    noise = {"trace": trace, "tied": tied}
+    return Draws(kernel, energies_of(mean, error, seed), record, noise)
 
 
 @pytest.mark.parametrize(
@@ -182,11 +177,8 @@ def test_two_step_sizes_show_what_the_steps_add(kernel, order):
     once, twice = (kernel.with_time_step(step, 2.0) for step in (0.05, 0.1))
     formula = once.noise_bias(trace, 1.0, 2.0, truth, 100)
     bias = 1.1 * formula if order == 1 else 0.2
-    coarse = coarse_of(twice, truth + 2**order * bias, 1e-9, 1, trace)
-    record = {"work": np.full((4, 400), 2 * (truth + bias))}
-    found = bias_of_steps(
-        once, energies_of(truth + bias, 1e-9, 0), record, noise_of(trace), coarse, 100
-    )
+    coarse = draws_of(twice, truth + 2**order * bias, 1e-9, 1, trace)
+    found = bias_of_steps(draws_of(once, truth + bias, 1e-9, 0, trace), coarse, 100)
     assert 0.1 < bias < 1.0
     assert float(found) == pytest.approx(bias, rel=0.02)
     assert found.stderr < 0.02
@@ -194,21 +186,18 @@ def test_two_step_sizes_show_what_the_steps_add(kernel, order):
 
 def test_a_bias_that_contradicts_its_formula_is_in_the_error():
     """Draws at twice the step that are ten times as far off as the formula allows."""
-    kernel, record = kinetic(0.05, 10.0, 1.0, friction=2.0), {"work": np.full((4, 400), 10.0)}
-    coarse = coarse_of(kernel.with_time_step(0.1, 2.0), 8.0, 1e-3, 1)
-    found = bias_of_steps(kernel, energies_of(5.0, 1e-3, 0), record, noise_of(0.0), coarse, 100)
+    kernel = kinetic(0.05, 10.0, 1.0, friction=2.0)
+    coarse = draws_of(kernel.with_time_step(0.1, 2.0), 8.0, 1e-3, 1)
+    found = bias_of_steps(draws_of(kernel, 5.0, 1e-3, 0), coarse, 100)
     assert found.stderr >= 0.5 * (8.0 - 5.0) / 3
 
 
 def test_without_draws_at_twice_the_step_the_formula_is_all():
     kernel = kinetic(0.1, 10.0, 1.0, friction=2.0)
-    record = {"work": np.full((4, 400), 10.0)}
-    found = bias_of_steps(kernel, energies_of(5.0, 0.01, 0), record, noise_of(8.0), None, 100)
+    found = bias_of_steps(draws_of(kernel, 5.0, 0.01, 0, 8.0), None, 100)
     assert float(found) == pytest.approx(0.1 / (4 * 2.0) * 8.0)
     assert found.stderr == pytest.approx(0.25 * 0.1 + 0.01 * 5.0)
-    unknown = bias_of_steps(
-        rmsprop_sgld(0.1, 10.0), energies_of(5.0, 0.01, 0), record, noise_of(8.0), None, 100
-    )
+    unknown = bias_of_steps(draws_of(rmsprop_sgld(0.1, 10.0), 5.0, 0.01, 0, 8.0), None, 100)
     assert (float(unknown), unknown.stderr) == (0.0, pytest.approx(0.15 * 5.0))
 
 
@@ -216,8 +205,8 @@ def test_a_share_of_noise_that_is_known_between_bounds_is_in_the_error():
     """With 60 % of the noise in the localization the loss has 40 to 100 % of it: 70 ± 30 % of
     the formula.
     """
-    kernel, record = kinetic(0.1, 10.0, 1.0, friction=2.0), {"work": np.full((4, 400), 10.0)}
-    found = bias_of_steps(kernel, energies_of(5.0, 0.01, 0), record, noise_of(8.0, 4.8), None, 100)
+    kernel = kinetic(0.1, 10.0, 1.0, friction=2.0)
+    found = bias_of_steps(draws_of(kernel, 5.0, 0.01, 0, 8.0, 4.8), None, 100)
     whole = 0.1 / (4 * 2.0) * 8.0
     assert float(found) == pytest.approx(0.7 * whole)
     assert found.stderr == pytest.approx(0.3 * whole + 0.25 * 0.7 * whole + 0.01 * 5.0)
@@ -271,18 +260,19 @@ def test_the_error_of_a_corrected_value_is_that_of_repetitions(fine, rough):
     variance.
     """
     truth, rng, scores = 5.0, np.random.default_rng(0), []
-    kernel, record = kinetic(0.05, 10.0, 1.0, friction=2.0), {"work": np.full((4, 400), 2 * truth)}
+    kernel = kinetic(0.05, 10.0, 1.0, friction=2.0)
     for seed in range(400):
         bias = rng.normal(scale=0.01 * truth)
-        energies = energies_of(truth + bias + fine * rng.normal(), fine, seed)
-        coarse = coarse_of(
+        draws = draws_of(kernel, truth + bias + fine * rng.normal(), fine, seed)
+        coarse = draws_of(
             kernel.with_time_step(0.1, 2.0),
             truth + 4 * bias + rough * rng.normal(),
             rough,
             1000 + seed,
         )
-        found = bias_of_steps(kernel, energies, record, noise_of(0.0), coarse, 100)
-        scores.append((energies.mean() - float(found) - truth) / math.hypot(fine, found.stderr))
+        found = bias_of_steps(draws, coarse, 100)
+        missed = draws.energies.mean() - float(found) - truth
+        scores.append(missed / math.hypot(fine, found.stderr))
     assert np.mean(np.square(scores)) == pytest.approx(1.0, abs=4 * math.sqrt(2 / 400))
 
 

@@ -215,6 +215,9 @@ def make_optimizer(cell: Cell, parameters: Iterable[Tensor], steps: int) -> Opti
         return Lookahead(base, centralize=cell.get("centralize", False))
     plain = name.removesuffix(AUTO)
     base_name = BASES.get(plain, plain)
+    parameters = list(parameters)
+    # torch's default takes a pass over the memory for every operation of the rule
+    fused: dict[str, Any] = {"fused": all(parameter.is_cuda for parameter in parameters)}
     rate, decay = cell["rate"], {"weight_decay": cell["decay"]}
     eps, power = {"eps": cell.get("eps", 1e-8)}, {"p": cell.get("power", 0.125)}
     when: dict[str, Any] = {"average_every": cell["every"] or steps}
@@ -228,9 +231,9 @@ def make_optimizer(cell: Cell, parameters: Iterable[Tensor], steps: int) -> Opti
     if plain == "SWA":
         return SWA(parameters, rate, MOMENTUM, cell["decay"], **when)
     makers: dict[str, Callable[..., Optimizer]] = {
-        "SGD": partial(torch.optim.SGD, momentum=cell.get("momentum", MOMENTUM)),
-        "Adam": partial(torch.optim.Adam, **eps),
-        "AdamW": partial(torch.optim.AdamW, **eps),
+        "SGD": partial(torch.optim.SGD, momentum=cell.get("momentum", MOMENTUM), **fused),
+        "Adam": partial(torch.optim.Adam, **eps, **fused),
+        "AdamW": partial(torch.optim.AdamW, **eps, **fused),
         "Padam": partial(Padam, **power),
         "PadamW": partial(PadamW, **power),
     }

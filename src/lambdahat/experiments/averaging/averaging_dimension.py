@@ -102,13 +102,9 @@ def gains(rows: Rows) -> Rows:
         means = [kit.mean_of(list(accuracies.values())).value for accuracies in (swa, other)]
         best, ahead = ("SWA", swa) if means[0] >= means[1] else ("GadamX", other)
         common = {"network": name, "parameters": part[0]["parameters"], "best": best}
-        out += [
-            common
-            | {"seed": seed, "best gain": ahead[seed] - sgd[seed], "own gain": own[seed]}
-            | {"SWA gain": swa[seed] - sgd[seed]}
-            for seed in sgd
-            if seed in ahead and seed in swa
-        ]
+        for seed in (seed for seed in sgd if seed in ahead and seed in swa):
+            gained = {"best gain": ahead[seed] - sgd[seed], "SWA gain": swa[seed] - sgd[seed]}
+            out.append({**common, "seed": seed, **gained, "own gain": own[seed]})
     return Rows(out)
 
 

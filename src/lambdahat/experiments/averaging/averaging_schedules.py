@@ -47,12 +47,11 @@ def plans(
     A frequency is in steps between averaged iterates, 0 for an epoch.
     """
     wanted = [(start, 0) for start in STARTS] + [(REFERENCE, every) for every in frequencies]
-    return {
-        (start, every): runs.AveragePlan(
-            min(max(1, round(start * epochs)), epochs) * steps if start else 0, every or steps
-        )
-        for start, every in dict.fromkeys(wanted)
-    }
+    chosen = {}
+    for start, every in wanted:
+        first = min(max(1, round(start * epochs)), epochs) * steps if start else 0
+        chosen[start, every] = runs.AveragePlan(first, every or steps)
+    return chosen
 
 
 def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> Iterator[Claim]:
@@ -106,14 +105,8 @@ def claims(rows: Rows) -> Iterator[Claim]:
     ends, epochs = rows.where(kind="end"), rows.where(kind="epoch")
     of = dict(ends.groups("run"))
     yield from start_claims("Gadam", rows, PRINTED_TUNED)
-    yield from _frequency_claims(of, rows.where(run="AdamW, flat"))
-    yield from _schedule_claims(of)
-    yield from _lookahead_claims(of, epochs)
-    yield from _automatic_claims(of)
-
-
-def _frequency_claims(of: dict[str, Rows], flat: Rows) -> Iterator[Claim]:
-    """How often to average: Figure 7.13."""
+    # how often to average: Figure 7.13
+    flat = rows.where(run="AdamW, flat")
     claim = kit.ClaimTexts(f"""
         same: averaging every step or once per epoch makes little difference
           | §7.8.6, Figure 7.13b | very insensitive | within {SMALL_CHANGE:g} of 0 | points
@@ -128,6 +121,9 @@ def _frequency_claims(of: dict[str, Rows], flat: Rows) -> Iterator[Claim]:
     reading = runs.gap(made.where(frequency=0), made.where(frequency=1), "accuracy")
     yield claim("same", reading, unmet=unmet)
     yield claim("seldom", reading, unmet=unmet)
+    yield from _schedule_claims(of)
+    yield from _lookahead_claims(of, epochs)
+    yield from _automatic_claims(of)
 
 
 def _schedule_claims(of: dict[str, Rows]) -> Iterator[Claim]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from torch import nn
 
@@ -133,15 +134,12 @@ def cells(config: GadamScale) -> list[Cell]:
     base = runs.shared_settings(config, *varied)
     whole = {**base, "part": "spectrum", "depth": config.lanczos}
     out = []
-    for shared, optimizers, seeds in (
-        (base, OPTIMIZERS, config.seeds),
-        (whole, SHARP, config.sharp_seeds),
-    ):
-        for network in config.networks:
-            for name in optimizers:
-                tuned = tuned_settings(network, name, config.quick)
-                setting = {**shared, "network": network, **runs.recipe(name, *tuned, config.epochs)}
-                out += kit.grid(setting, seed=range(seeds))
+    runs_of = (base, OPTIMIZERS, config.seeds), (whole, SHARP, config.sharp_seeds)
+    for (shared, optimizers, seeds), network in product(runs_of, config.networks):
+        for name in optimizers:
+            tuned = tuned_settings(network, name, config.quick)
+            setting = {**shared, "network": network, **runs.recipe(name, *tuned, config.epochs)}
+            out += kit.grid(setting, seed=range(seeds))
     return out
 
 
@@ -269,15 +267,11 @@ def network_charts(name: str, rows: Rows) -> Iterator[Chart]:
     """Accuracy over epochs, at the end beside Table 7.3, and the weight norm of SGD and Gadam."""
     epochs, ends = rows.where(kind="epoch"), rows.where(kind="end")
     caption = "Of the average from when there is one."
-    for title, column, axis, names, source in (
-        (
-            "Accuracy on held-out images",
-            "accuracy",
-            "accuracy, %",
-            OPTIMIZERS,
-            "Figures 7.8 and 7.9",
-        ),
-        ("Weight norm", "solution norm", "‖θ‖", SHARP, "Figure 7.16"),
+    accuracy = ("accuracy", "accuracy, %", OPTIMIZERS, "Figures 7.8 and 7.9")
+    norm = ("solution norm", "‖θ‖", SHARP, "Figure 7.16")
+    for title, (column, axis, names, source) in (
+        ("Accuracy on held-out images", accuracy),
+        ("Weight norm", norm),
     ):
         series = tuple(kit.curve(each, epochs.where(optimizer=each), column) for each in names)
         yield Chart(f"{title}, {name}", "epoch", axis, series, source=source, caption=caption)

@@ -101,10 +101,8 @@ def run(cell: Cell, device: str) -> list[Row]:
 def plans(epochs: int, steps: int) -> dict[tuple[float, int], AveragePlan]:
     """The averages by start and frequency: all starts every step, all frequencies from half on."""
     wanted = [(start, 1) for start in STARTS] + [(START, every) for every in FREQUENCIES]
-    return {
-        (start, every): AveragePlan(max(1, round(start * epochs)) * steps, every)
-        for start, every in dict.fromkeys(wanted)
-    }
+    firsts = {start: max(1, round(start * epochs)) * steps for start in STARTS}
+    return {(start, every): AveragePlan(firsts[start], every) for start, every in wanted}
 
 
 def language_task(cell: Cell, device: str) -> tuple[runs.AveragedTask, Problem]:

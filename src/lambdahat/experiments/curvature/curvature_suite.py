@@ -258,9 +258,7 @@ def _lines(problem: Problem, data: training.Images, steps: Lanczos) -> list[Row]
 
 def ritz_vector(steps: Lanczos, place: int) -> Tensor:
     """The unit Ritz vector (P,) of the Ritz value at ``place`` in ascending order."""
-    off = steps.beta
-    tridiagonal = torch.diag(steps.alpha) + torch.diag(off, 1) + torch.diag(off, -1)
-    turn = torch.linalg.eigh(tridiagonal).eigenvectors
+    turn = torch.linalg.eigh(steps.tridiagonal).eigenvectors
     vector = steps.basis @ turn[:, place].to(steps.basis)
     return torch.nn.functional.normalize(vector, dim=0)
 

@@ -56,7 +56,12 @@ def run(cell: Cell, device: str) -> list[Row]:
     estimates = {"sample": sample, "linear": shrunk, "oracle": vectors * best @ vectors.T}
     row = {name: float(np.linalg.norm(estimate - truth)) for name, estimate in estimates.items()}
     row |= {"weight": weight, **_steps(truth, values, vectors, rng)}
-    return [row | {"identity": _identity(values)}]
+    # the largest relative difference of 1/(λ + δ) and 1/(κ(βλ + 1 − β)), Eq. 6.5
+    errors = []
+    for damping in DAMPINGS:
+        kappa, beta = damping_as_shrinkage(float(damping))
+        errors.append(np.abs((values + damping) / (kappa * (beta * values + 1 - beta)) - 1).max())
+    return [row | {"identity": float(max(errors))}]
 
 
 def _weight(draws: Array, sample: Array) -> float:
@@ -95,15 +100,6 @@ def _steps(truth: Array, values: Array, vectors: Array, rng: np.random.Generator
         away.append(float(np.linalg.norm(scaled - wanted)))
     size, best = float(np.linalg.norm(wanted)), float([0.0, *DAMPINGS][np.argmin(away)])
     return {"step": away[0] / size, "damped step": min(away) / size, "damping": best}
-
-
-def _identity(values: Array) -> float:
-    """The largest relative difference of 1/(λ + δ) and 1/(κ(βλ + 1 − β)), Eq. 6.5."""
-    errors = []
-    for damping in DAMPINGS:
-        kappa, beta = damping_as_shrinkage(float(damping))
-        errors.append(np.abs((values + damping) / (kappa * (beta * values + 1 - beta)) - 1).max())
-    return float(max(errors))
 
 
 def claims(rows: Rows) -> Iterator[Claim]:

@@ -26,7 +26,6 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.spectra import eigenvalues
-from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import fit
 
 METHODS = (EGS, FIRST, LANCZOS, OURS)
@@ -52,18 +51,17 @@ def cells(
     seeds: tuple[int, int, int],
     moments: Sequence[int] = (10, 20, 40, 60, 80, 100),
     steps: int = 80,
-    links: Iterable[float] = (LINKS,),
     probes: int = 100,
     small: int = 0,
 ) -> list[Cell]:
-    """Planted clusters × links × seed; curves over moments, graph × seed; Email's eigenvalues.
+    """Planted clusters × seed; curves over moments, graph × seed; Email's eigenvalues.
 
     ``seeds`` are those of planted, mixed and real graphs; with ``small`` the real ones are made
     ones of so many nodes.
     """
     base, (first, second, third) = {"probes": probes}, map(range, seeds)
     own = {**base, "kind": "planted", "orders": [steps]}
-    grid = kit.grid(own, clusters=planted, links=links, seed=first)
+    grid = kit.grid(own, clusters=planted, links=(LINKS,), seed=first)
     curve = {**base, "kind": "curve", "orders": list(moments)}
     for name, nodes, clusters, sizes in mixed:
         made = {"graph": name, "nodes": nodes, "clusters": clusters, "sizes": sizes}
@@ -86,7 +84,18 @@ def run(cell: Cell, device: str) -> list[Row]:
         graph, data = real_graph(cell["graph"], cell["nodes"])
         truth = int(graph.components.max()) + 1
     if cell["kind"] == "eigenvalues":
-        return [_near_zero(graph, data, cell)]
+        # the smallest eigenvalues, and the entropic density up to twice the first minimum
+        values = eigenvalues(graph)
+        density = fit(
+            plain_moments(graph, cell["order"], cell["probes"], cell["seed"]), tol=TOLERANCE
+        )
+        (count, cut), (gap, wide) = first_count(density, len(graph)), gap_count(density, graph)
+        places = np.linspace(1e-6, 2 * max(cut, PRINTED_CUT), 120)
+        below = int((values <= cut).sum())
+        counted = {"found": count, "cut": cut, "below": below, "gap found": gap, "gap cut": wide}
+        shown = {"smallest": values[:SHOWN], "places": places, "density": density.evaluate(places)}
+        curves = {name: kit.short(numbers) for name, numbers in shown.items()}
+        return [{"data": data, "size": len(graph), **counted, **curves}]
     common = {"truth": truth, "data": data, "size": len(graph), "edges": graph.num_edges}
     rows = []
     for row in counts(graph, cell["orders"], cell["probes"], cell["seed"]):
@@ -94,19 +103,6 @@ def run(cell: Cell, device: str) -> list[Row]:
         error = max(off, FLOOR) if math.isfinite(off) else math.nan
         rows.append({**common, **row, "off": off, "error": error})
     return rows
-
-
-def _near_zero(graph: Graph, data: str, cell: Cell) -> Row:
-    """The smallest eigenvalues, and the entropic density up to twice the first minimum."""
-    values = eigenvalues(graph)
-    density = fit(plain_moments(graph, cell["order"], cell["probes"], cell["seed"]), tol=TOLERANCE)
-    (count, cut), (gap, wide) = first_count(density, len(graph)), gap_count(density, graph)
-    places = np.linspace(1e-6, 2 * max(cut, PRINTED_CUT), 120)
-    below = int((values <= cut).sum())
-    counted = {"found": count, "cut": cut, "below": below, "gap found": gap, "gap cut": wide}
-    shown = {"smallest": values[:SHOWN], "places": places, "density": density.evaluate(places)}
-    curves = {name: kit.short(numbers) for name, numbers in shown.items()}
-    return {"data": data, "size": len(graph), **counted, **curves}
 
 
 CLAIMS = kit.ClaimTexts("""
@@ -303,7 +299,7 @@ EXPERIMENT = kit.Experiment(
     {
         "smoke": cells((9, 30), SMALL, (2, 1, 1), (12, 16, 24), 24, probes=10, small=120),
         "cpu": cells(COUNTS, TENTH, (6, 4, 6)),
-        "paper": cells(COUNTS, LARGE, (10, 3, 10), links=(LINKS, 1.0)),
+        "paper": cells(COUNTS, LARGE, (40, 5, 50)),
     },
     *(list, run, claims, tables, charts),
     kit.sentences(f"""

@@ -258,7 +258,7 @@ EXPERIMENT = kit.Experiment(
     {
         "smoke": cells(100, 2, CONDITIONS[::8], rank=50, moments=16, probes=12),
         "cpu": cells(1000, 6),
-        "paper": cells(1000, 20),
+        "paper": cells(1000, 40),
     },
     *(list, run, claims, tables, charts),
     kit.sentences(f"""

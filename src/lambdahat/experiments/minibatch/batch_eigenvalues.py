@@ -19,13 +19,6 @@ from scipy.stats import norm
 from lambdahat.experiments import kit
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.minibatch import batch_points
-from lambdahat.experiments.minibatch.batch_points import (
-    BatchSubject,
-    PointEffort,
-    SizeBatches,
-    TrainingPoint,
-    groups_of,
-)
 from lambdahat.randommatrix import effective_batch
 
 CLOSE = math.log(1.1)  # of a mean that counts as predicted, and by which a fit is to be better
@@ -37,7 +30,7 @@ LEARNT = 0.9  # of the loss of guessing
 THEOREMS = {"additive": "Theorem 14", "multiplicative": "Theorem 16"}
 OURS = "directional"  # the model that is not the thesis's
 
-Points = Sequence[TrainingPoint]
+Points = Sequence[batch_points.TrainingPoint]
 
 CLAIMS = kit.ClaimTexts("""
     larger: {last.name}: at epoch {last[epoch]} the largest eigenvalue of this network's batches of
@@ -64,7 +57,7 @@ ORDER = ("larger", "within", "mean", "better", "slope", "grows", "wider", "overl
 
 def claims(rows: Rows) -> list[kit.Claim]:
     """Every claim, network by network, at the last epoch unless it compares epochs."""
-    pairs = [pair for group in groups_of(rows) for pair in _claims(group)]
+    pairs = [pair for group in batch_points.groups_of(rows) for pair in _claims(group)]
     return [claim for _, claim in sorted(pairs, key=lambda pair: ORDER.index(pair[0]))]
 
 
@@ -105,7 +98,7 @@ def _claims(points: Points) -> Iterator[tuple[str, kit.Claim]]:
     yield claim("wider", kit.mean_of(means), size=first["width size"])
 
 
-def has_learnt(point: TrainingPoint) -> bool:
+def has_learnt(point: batch_points.TrainingPoint) -> bool:
     """Whether the loss is below that of guessing among the classes, by a tenth."""
     classes = 100 if point.row.get("data") == "cifar100" else 10
     return bool(point["loss"] < LEARNT * math.log(classes))
@@ -119,7 +112,7 @@ def untrained_reason(points: Points) -> str:
 
 
 def share_within(
-    batches: Iterable[SizeBatches], model: str, end: str, times: float, ruler: str
+    batches: Iterable[batch_points.SizeBatches], model: str, end: str, times: float, ruler: str
 ) -> float:
     """Share of batches no farther from the prediction than ``times`` standard deviations.
 
@@ -131,14 +124,14 @@ def share_within(
 
 
 def _inside(
-    batches: SizeBatches, model: str, what: str, times: float, ruler: str
+    batches: batch_points.SizeBatches, model: str, what: str, times: float, ruler: str
 ) -> NDArray[np.bool_]:
     width = batches.spread(model, what) if ruler == "predicted" else batches.deviation(what)
     miss = np.abs(batches.values(what) - batches.prediction(model, what).value)
     return np.asarray(miss <= times * width)
 
 
-def excess_slope(point: TrainingPoint) -> kit.Reading:
+def excess_slope(point: batch_points.TrainingPoint) -> kit.Reading:
     """Slope of log(λ'₁ − λ₁) on log b over the sizes with a clear excess, weighted by its errors.
 
     Theorem 14 gives −1 while λ₁ is an outlier.
@@ -158,7 +151,7 @@ def excess_slope(point: TrainingPoint) -> kit.Reading:
     return kit.Reading(float(coefficients[0]), error, len(seen) - 2, len(seen))
 
 
-def batches_near_claim(point: TrainingPoint) -> SizeBatches:
+def batches_near_claim(point: batch_points.TrainingPoint) -> batch_points.SizeBatches:
     """The batch size nearest the thesis's."""
     return min(
         point.batches, key=lambda batches: abs(math.log(batches.size / batch_points.CLAIMED_SIZE))
@@ -170,14 +163,14 @@ def _share_within_one(points: Points, model: str, what: str) -> kit.Reading:
     the mean.
     """
 
-    def inside(batches: SizeBatches) -> NDArray[np.float64]:
+    def inside(batches: batch_points.SizeBatches) -> NDArray[np.float64]:
         return _inside(batches, model, what, 1, "measured").astype(float)
 
     return kit.mean_of(_by_batch(points, inside, what))
 
 
 def _by_batch(
-    points: Points, value: Callable[[SizeBatches], NDArray[np.float64]], what: str
+    points: Points, value: Callable[[batch_points.SizeBatches], NDArray[np.float64]], what: str
 ) -> list[float]:
     """A value per batch, its mean over epochs and sizes, without sizes whose batches agree."""
     every = [
@@ -188,7 +181,7 @@ def _by_batch(
     return [float(number) for number in values.mean(0)] if every else []
 
 
-def _mean_ratio(point: TrainingPoint, model: str) -> kit.Reading:
+def _mean_ratio(point: batch_points.TrainingPoint, model: str) -> kit.Reading:
     """The mean of ln(predicted/measured) over sizes.
 
     The batches of different sizes are different draws, while the error of the prediction is one and
@@ -213,7 +206,7 @@ def _mean_ratio(point: TrainingPoint, model: str) -> kit.Reading:
 def _misses(points: Points, model: str) -> dict[int, float]:
     """|ln(predicted/measured)| of λ'₁ for each batch, its mean over epochs and sizes."""
 
-    def log_errors(batches: SizeBatches) -> NDArray[np.float64]:
+    def log_errors(batches: batch_points.SizeBatches) -> NDArray[np.float64]:
         predicted = batches.prediction(model, "largest").value
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.abs(np.log(predicted / batches.values("largest")))
@@ -226,7 +219,7 @@ SHARES = "model | 1 sd predicted | 2 sd | 1 sd measured | 2 sd  | predicted/meas
 
 def tables(rows: Rows) -> Iterator[kit.Table]:
     """Shares within one and two deviations, λ'₁ and overlaps by batch size, variances, bulks."""
-    groups = groups_of(rows)
+    groups = batch_points.groups_of(rows)
     for end, what in (("largest", "λ'₁"), ("smallest", "λ'_P")):
         # λ'_P is 0 for every batch of a definite operator
         shown = [g for g in groups if end == "largest" or any(point["indefinite"] for point in g)]
@@ -252,7 +245,7 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
     yield _bulks(groups)
 
 
-def share_cells(every: Sequence[SizeBatches], model: str, end: str) -> tuple[str, ...]:
+def share_cells(every: Sequence[batch_points.SizeBatches], model: str, end: str) -> tuple[str, ...]:
     """The model and the shares of batches within one and two deviations, as in ``SHARES``."""
     rulers = [(times, ruler) for ruler in ("predicted", "measured") for times in (1, 2)]
     shares = [f"{share_within(every, model, end, *ruler):.0%}" for ruler in rulers]
@@ -274,7 +267,9 @@ def _by_size(groups: Sequence[Points]) -> Iterator[kit.Table]:
         yield kit.table(title, (*header, *(f"{model} " for model in models)), lines)
 
 
-def _size_line(point: TrainingPoint, batches: SizeBatches, models: list[str]) -> tuple[str, ...]:
+def _size_line(
+    point: batch_points.TrainingPoint, batches: batch_points.SizeBatches, models: list[str]
+) -> tuple[str, ...]:
     values = [batches.mean("largest"), *(batches.prediction(m, "largest") for m in models)]
     spreads = [batches.deviation("largest"), *(batches.spread(m, "largest") for m in models)]
     return (
@@ -309,7 +304,7 @@ def _text(value: float, error: float) -> str:
 
 def charts(rows: Rows) -> Iterator[kit.Chart]:
     """λ'₁, overlaps and two spectra by network and operator; σ² through training for all."""
-    groups = groups_of(rows)
+    groups = batch_points.groups_of(rows)
     for point in (group[-1] for group in groups):
         yield from _point_charts(point)
     variances = []
@@ -322,7 +317,7 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
     yield kit.Chart(title, "epoch", "σ²", tuple(variances), y_log=True, source="Figure 5.5")
 
 
-def _point_charts(point: TrainingPoint) -> Iterator[kit.Chart]:
+def _point_charts(point: batch_points.TrainingPoint) -> Iterator[kit.Chart]:
     where = f"{point.name}, epoch {point['epoch']}"
     full = (("full data", float(point["full largest"])),)
     caption = (
@@ -345,7 +340,7 @@ def _point_charts(point: TrainingPoint) -> Iterator[kit.Chart]:
     yield kit.Chart(f"{where}: spectrum", *labels, spectra, y_log=True, source=source)
 
 
-def _over_sizes(point: TrainingPoint, what: str) -> tuple[kit.Series, ...]:
+def _over_sizes(point: batch_points.TrainingPoint, what: str) -> tuple[kit.Series, ...]:
     batches = point.batches
     sizes, heights = [each.size for each in batches], [each.mean(what).value for each in batches]
     between = [each.deviation(what) for each in batches]
@@ -359,7 +354,7 @@ def _over_sizes(point: TrainingPoint, what: str) -> tuple[kit.Series, ...]:
     return tuple(series)
 
 
-def cells(subjects: Iterable[BatchSubject]) -> list[Cell]:
+def cells(subjects: Iterable[batch_points.BatchSubject]) -> list[Cell]:
     """A cell per network, epoch and operator; training again costs little beside measuring."""
     grid = []
     for subject in subjects:
@@ -368,7 +363,7 @@ def cells(subjects: Iterable[BatchSubject]) -> list[Cell]:
     return grid
 
 
-def settings_of(subject: BatchSubject) -> dict[str, Any]:
+def settings_of(subject: batch_points.BatchSubject) -> dict[str, Any]:
     """A subject as flat settings; ``noise_samples`` are the effort's."""
     settings: dict[str, Any] = asdict(subject) | asdict(subject.effort)
     del settings["effort"], settings["operators"]
@@ -377,19 +372,19 @@ def settings_of(subject: BatchSubject) -> dict[str, Any]:
     return settings | {"samples": subject.samples, "noise_samples": subject.effort.samples}
 
 
-def subject_of(cell: Cell) -> BatchSubject:
+def subject_of(cell: Cell) -> batch_points.BatchSubject:
     """The subject of a cell, with its operator alone."""
     return subject_through(cell, (cell["operator"],))
 
 
-def subject_through(cell: Cell, operators: tuple[str, ...]) -> BatchSubject:
+def subject_through(cell: Cell, operators: tuple[str, ...]) -> batch_points.BatchSubject:
     """The subject of a cell with these operators."""
-    own = {field.name: cell[field.name] for field in fields(PointEffort)}
-    effort = PointEffort(**own | {"samples": cell["noise_samples"]})
-    names = {field.name for field in fields(BatchSubject)} - {"effort", "operators"}
+    own = {field.name: cell[field.name] for field in fields(batch_points.PointEffort)}
+    effort = batch_points.PointEffort(**own | {"samples": cell["noise_samples"]})
+    names = {field.name for field in fields(batch_points.BatchSubject)} - {"effort", "operators"}
     settings = {name: cell[name] for name in names if name in cell}
     settings |= {name: tuple(cell[name]) for name in ("epochs", "batch_sizes")}
-    return BatchSubject(**settings, effort=effort, operators=operators)
+    return batch_points.BatchSubject(**settings, effort=effort, operators=operators)
 
 
 def run(cell: Cell, device: str) -> list[Row]:

@@ -316,8 +316,7 @@ def _extremes(
 ) -> tuple[float, float, float]:
     """λ'₁, λ'_P and |φ̂₁ᵀφ₁|², φ̂₁ = Qs the leading Ritz vector."""
     run = lanczos(operator, random_vector(operator, seed, "batch start"), min(steps, operator.dim))
-    matrix = torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
-    values, weights = torch.linalg.eigh(matrix)
+    values, weights = torch.linalg.eigh(run.tridiagonal)
     shadow = (run.basis.T @ vector.to(run.basis)).double().cpu()
     return float(values[-1]), float(values[0]), min(float(weights[:, -1] @ shadow) ** 2, 1.0)
 

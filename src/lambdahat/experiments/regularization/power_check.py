@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lambdahat._core.rng import derived_seed, generator
@@ -56,7 +56,14 @@ def run(cell: Cell, device: str) -> list[Row]:
     x, y = (tensor.to(device) for tensor in _data(cell))
     seed, count = cell["seed"], cell["k"]
     model = mlp([x.shape[1], 10, DIGITS], "relu", seed=derived_seed(seed, "power check")).to(x)
-    _train(model, x, y, cell)
+    # by SGD, in an order of batches that the seed decides
+    optimizer = torch.optim.SGD(model.parameters(), lr=cell["rate"])
+    rng = generator(cell["seed"], "order of batches")
+    for _ in range(cell["epochs"]):
+        for rows in torch.randperm(len(x), generator=rng).to(x.device).split(cell["batch"]):
+            optimizer.zero_grad()
+            cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
     operator = hessian(Problem(model, "cross_entropy", (x, y)))
     values = torch.linalg.eigvalsh(operator.dense().double()).cpu()
     exact = values[values.abs().argsort(descending=True)][:count]
@@ -86,17 +93,6 @@ def _data(cell: Cell) -> tuple[Tensor, Tensor]:
     x, y = x.flatten(1).double()[y < DIGITS], y[y < DIGITS]
     kept = torch.randperm(len(x), generator=generator(0, "images"))[: cell["training"]]
     return x[kept] / x.max(), y[kept]
-
-
-def _train(model: nn.Module, x: Tensor, y: Tensor, cell: Cell) -> None:
-    """SGD."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=cell["rate"])
-    rng = generator(cell["seed"], "order of batches")
-    for _ in range(cell["epochs"]):
-        for rows in torch.randperm(len(x), generator=rng).to(x.device).split(cell["batch"]):
-            optimizer.zero_grad()
-            cross_entropy(model(x[rows]), y[rows]).backward()
-            optimizer.step()
 
 
 def claims(rows: Rows) -> Iterator[Claim]:

@@ -553,7 +553,17 @@ def charts_of(task: str, rows: Rows) -> Iterator[Chart]:
             beside = part.where(rule=["SGD Large", DROPOUT])
             for name in quantities_of(task):
                 yield _curves(beside, name, f"{activation}, with dropout", "")
-        yield _bars(task, part, activation)
+        rules = part.distinct("rule")
+        readings = [mean_and_deviation(part.where(rule=rule), "norm") for rule in rules]
+        spreads = ([mean for mean, _ in readings], [2 * deviation for _, deviation in readings])
+        means, errors = map(kit.finite, spreads)
+        printed = [PUBLISHED[task, activation].get(rule, {}).get("norm") for rule in rules]
+        thesis = Series("thesis", rules, printed, style="bars", published=True)
+        series = Series("ours", rules, means, errors, "bars"), thesis
+        axes, source = ("rule", "‖θ‖₂"), "Tables 5.1, 5.2"
+        caption = "Error bars are 2 standard deviations over the seeds."
+        title = f"Norm at the end, {activation}"
+        yield Chart(title, *axes, series, y_log=True, source=source, caption=caption)
         number = EIGENVALUE_FIGURES.get(task)
         yield _eigenvalues(ours, activation, f"Figure 5.{number}" if number else "")
         for row in part:
@@ -582,20 +592,6 @@ def _over_seeds(
     readings = [mean_and_deviation(column, "value") for column in columns]
     errors = [0.0 if math.isnan(deviation) else 2 * deviation for _, deviation in readings]
     return Series(label, x, kit.finite([mean for mean, _ in readings]), errors, style)
-
-
-def _bars(task: str, rows: Rows, activation: str) -> Chart:
-    rules = rows.distinct("rule")
-    readings = [mean_and_deviation(rows.where(rule=rule), "norm") for rule in rules]
-    spreads = ([mean for mean, _ in readings], [2 * deviation for _, deviation in readings])
-    means, errors = map(kit.finite, spreads)
-    printed = [PUBLISHED[task, activation].get(rule, {}).get("norm") for rule in rules]
-    thesis = Series("thesis", rules, printed, style="bars", published=True)
-    series = Series("ours", rules, means, errors, "bars"), thesis
-    axes, source = ("rule", "‖θ‖₂"), "Tables 5.1, 5.2"
-    caption = "Error bars are 2 standard deviations over the seeds."
-    title = f"Norm at the end, {activation}"
-    return Chart(title, *axes, series, y_log=True, source=source, caption=caption)
 
 
 def _eigenvalues(rows: Rows, activation: str, source: str) -> Chart:

@@ -35,13 +35,13 @@ from lambdahat.sampling.diagnostics import probed_alone
 from lambdahat.sampling.kernels import HMC, Kernel
 
 SHARE = 0.5  # of the free memory, where the problem has no budget
-# of a budget, for chains together: what a mapped pass takes is not measured but made of those of
-# chains
+# of a budget, for chains in one call: a mapped pass is not measured, but estimated from the passes
+# of its chains
 SLACK = 0.8
 # vectors that chains share: θ, the centre of the run, of its state, of the probe and of the probe's
 # state
 COMMON = 5
-ROOM = 512
+ROOM = 512  # steps whose traces are kept on the device before they are read
 MODES = ("auto", "batched", "sequential", "processes", "graph")
 # multiply-adds of a gradient (P × samples) up to which "batched" is taken untimed
 SMALL = 2_000_000
@@ -118,7 +118,7 @@ class Demand:
 
 
 def pieces_within(problem: Problem, samples: int) -> int:
-    """Into how many pieces a batch is cut so that a chain's pass stays within the budget."""
+    """The number of pieces into which a batch is cut, so that a pass stays within the budget."""
     if problem.memory is None:
         return 1
     # as chains one by one do

@@ -22,7 +22,7 @@ from lambdahat.problem.batches import Batch
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.evaluators import Parameters
 from lambdahat.sampling.backends.minibatches import Minibatches
-from lambdahat.sampling.kernels import Kernel, Streams
+from lambdahat.sampling.kernels import Evaluate, Kernel, Streams
 
 RECORD_AFTER = 1000  # calls; recording takes about a second when it is the first in a process
 LossAndGradient = tuple[Tensor, Tensor]
@@ -84,8 +84,8 @@ def _pair(value: Any) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class Recorded:
-    """``function(positions)``, from the thousandth call on by the tensor operations it did then
-    (``make_fx``).
+    """``function(positions)``; from the thousandth call on the tensor operations of that call are
+    repeated (``make_fx``).
 
     Mapping and differentiating a loss of a few parameters takes several times as long as the
     operations that come of it. These are the same operations on the same kernels, so the numbers
@@ -114,9 +114,7 @@ class Recorded:
 
 class Together:
     """All chains in one call: the losses are mapped (``torch.vmap``), so that matrix products
-    become batched ones.
-
-    With ``unfold`` convolutions become matrix products, too.
+    become batched ones. With ``unfold``, so do convolutions.
     """
 
     context = staticmethod(repeated)  # fused attention has no rule for vmap
@@ -241,11 +239,7 @@ def on_batches(
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """The options of a run besides the kernel; see ``sample``.
-
-    ``observes`` says whether draws need more than the kernel reports: losses over the whole data,
-    parameters, or functions of them.
-    """
+    """The options of a run besides the kernel; see ``sample``."""
 
     seed: int = 0
     batch_size: int | None = None
@@ -258,7 +252,6 @@ class ChainPlan:
     keep_parameters: bool = False
     observables: Mapping[str, Observable] = field(default_factory=dict)
     averages: Mapping[str, Observable] = field(default_factory=dict)
-    observes: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         require_count(self.accumulate, "accumulate")
@@ -273,9 +266,11 @@ class ChainPlan:
                 isinstance(key, str) and callable(value) for key, value in functions.items()
             )
             require(fine, name, expected, functions, "", TypeError)
-        observes = self.full_losses or self.keep_parameters
-        observes = observes or bool(self.observables) or bool(self.averages)
-        object.__setattr__(self, "observes", observes)
+
+    @property
+    def observes(self) -> bool:
+        """Whether draws need more than the kernel reports."""
+        return bool(self.full_losses or self.keep_parameters or self.observables or self.averages)
 
 
 @dataclass(frozen=True)
@@ -292,10 +287,10 @@ class ChainSetup:
 class Runner:
     """Chains of one kernel on one problem, advanced together in this process.
 
-    ``traces`` names what every step tells: loss, loss at the centre on the same batch, distance
-    from it, acceptance; with forces ‖S∇U‖², the virial, and work and heat, or of trajectories the
-    mean loss. ``chains`` are the numbers of all chains, ``own`` of those in this process;
-    ``batch_size`` is the number of samples of a step.
+    ``traces`` names what every step reports: loss, loss at the centre on the same batch, distance
+    from the centre, acceptance; with forces also ‖S∇U‖² and the virial, and work and heat or, for
+    trajectories, their mean loss. ``chains`` are the numbers of all chains, ``own`` of those in
+    this process; ``batch_size`` is the number of samples of a step.
     """
 
     def __init__(
@@ -324,7 +319,7 @@ class Runner:
 
     @property
     def positions(self) -> Tensor:
-        """Where the chains of this process are, (chains, P)."""
+        """The positions of the chains in this process, (chains, P)."""
         return self.state.position
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -337,14 +332,10 @@ class Runner:
         return self.state.steps
 
     def retune(self, kernel: Kernel) -> None:
-        """Continue with other settings from the present positions."""
+        """Continue with other settings from the current positions."""
         was, self.kernel = self.kernel, kernel
         before, after = was.localization, kernel.localization
-        if isinstance(before, Tensor) and isinstance(after, Tensor):
-            tied = torch.equal(before, after)
-        else:
-            numbers = isinstance(before, int | float) and isinstance(after, int | float)
-            tied = numbers and before == after
+        tied = type(before) is type(after) and bool(torch.as_tensor(before == after).all())
         if type(was) is not type(kernel) or was.nbeta != kernel.nbeta or not tied:
             self._forget()  # what was remembered belongs to another posterior
         elif was.step_size != kernel.step_size:
@@ -373,8 +364,8 @@ class Runner:
         self.batch_size = batch_size
 
     def noise(self, batches: int) -> Record:
-        """Measure what batches add by chance where the chains are, without moving them; each entry
-        is (chains,).
+        """Measure the noise of batches where the chains are, without moving them; each entry is
+        (chains,).
 
         "trace" is tr V with V the covariance of Sᵀ·nβ∇L over batches, "energy" the variance of nβ(L
         − L*), "tied" an estimate of tr(S⁻ᵀV·SᵀΓ·A⁻¹) with Γ the localization and A the curvature of
@@ -391,10 +382,8 @@ class Runner:
         pull = self.kernel.scaled(self.kernel.scaled_force(away * gamma))  # type: ignore[operator]
         with self.gradients.context():
             for _ in range(batches):
-                index, centre = source.draw(self.rng, count)
-                loss, gradient = on_batches(
-                    self.gradients, position, source, index, self.plan.accumulate
-                )
+                evaluate, centre = self._draw_batch()
+                loss, gradient = evaluate(position)
                 energies.append((loss - centre).double())
                 works.append(torch.linalg.vecdot(gradient, away).double())
                 pulls.append(torch.linalg.vecdot(gradient, pull).double())
@@ -415,14 +404,8 @@ class Runner:
         gamma: Any = self.kernel.localization
         with self.gradients.context():
             for _ in range(2 if source is not None and source.whole is None else 1):
-                if source is None:
-                    _, gradient = full_data(self.gradients, position)
-                else:
-                    index, _ = source.draw(self.rng, len(self.chains))
-                    _, gradient = on_batches(
-                        self.gradients, position, source, index, self.plan.accumulate
-                    )
-                seen.append(self.kernel.nbeta * gradient)
+                evaluate, _ = self._draw_batch()
+                seen.append(self.kernel.nbeta * evaluate(position)[1])
         self.gradients_spent += len(seen)
         tie = gamma * (position - self.state.centre)
         return {"first": seen[0], "second": seen[-1], "tie": tie}
@@ -449,6 +432,7 @@ class Runner:
             for draw in range(draws):
                 for _ in range(self.plan.thin - 1):
                     self._step()
+                # those that never reject report the point that a step leaves
                 if observe and not self.kernel.exact:
                     self._observe(observations, totals)
                 for name, value in zip(names, self._step(), strict=True):
@@ -460,41 +444,39 @@ class Runner:
         return {name: values.cpu() for name, values in record.items()}
 
     def _step(self) -> tuple[Tensor, ...]:
-        """One step, and what it adds to each of the ``traces``, (chains,)."""
-        source, kernel, gradients = self.source, self.kernel, self.gradients
+        """Take one step; returns its entry of each of the ``traces``, (chains,)."""
         self.state.forces = self.plan.forces
-        if source is None:
-            self.state, info = kernel.step(
-                self.state, lambda at: full_data(gradients, at), self.rng
-            )
-            centre = torch.full_like(info.loss, self.setup.centre_loss)
-        else:
-            index, centre = source.draw(self.rng, len(self.chains))
-            parts = self.plan.accumulate
-            self.state, info = kernel.step(
-                self.state, lambda at: on_batches(gradients, at, source, index, parts), self.rng
-            )
-        if self.plan.bound is not None:
-            self._keep_within(self.plan.bound)
+        evaluate, centre = self._draw_batch()
+        self.state, info = self.kernel.step(self.state, evaluate, self.rng)
+        bound = self.plan.bound
+        if bound is not None:  # chains beyond it are pulled back onto the sphere of that radius
+            away = self.state.position - self.centre
+            distance = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
+            outside = distance > bound
+            self.bounded += outside.squeeze(-1)
+            away.mul_(bound / distance).add_(self.centre)
+            torch.where(outside, away, self.state.position, out=self.state.position)
+            if self.kernel.exact and bool(outside.any()):
+                self.state.memory.clear()
         self.gradients_spent += info.gradients
         acceptance = torch.ones_like(info.distance) if info.acceptance is None else info.acceptance
         forces = info.force_square, info.virial, info.work, info.heat, info.recycled
         seen = info.loss, centre, info.distance, acceptance, *forces
         return tuple(value for value in seen if value is not None)
 
-    def _keep_within(self, bound: float) -> None:
-        """Pull chains beyond ``bound`` back onto the sphere of that radius, and count it."""
-        away = self.state.position - self.centre
-        distance = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
-        outside = distance > bound
-        self.bounded += outside.squeeze(-1)
-        away.mul_(bound / distance).add_(self.centre)
-        torch.where(outside, away, self.state.position, out=self.state.position)
-        if self.kernel.exact and bool(outside.any()):
-            self.state.memory.clear()
+    def _draw_batch(self) -> tuple[Evaluate, Tensor]:
+        """The loss and gradient of each chain on its next batch, as a function of the positions,
+        and the loss at the centre on that batch, (chains,).
+        """
+        source, gradients, parts = self.source, self.gradients, self.plan.accumulate
+        if source is None:
+            centre = torch.full_like(self.bounded, self.setup.centre_loss, dtype=torch.float64)
+            return lambda at: full_data(gradients, at), centre
+        index, centre = source.draw(self.rng, len(self.chains))
+        return lambda at: on_batches(gradients, at, source, index, parts), centre
 
     def _observe(self, observations: dict[str, list[Tensor]], totals: Record) -> None:
-        """Record what the plan asks for at the present positions."""
+        """Record what the plan asks for at the current positions."""
         plan, positions = self.plan, self.state.position
         seen: Record = {}
         if plan.full_losses:
@@ -514,7 +496,7 @@ class Runner:
             totals[key] = totals[key] + values if key in totals else values
 
     def close(self) -> None:
-        """A runner in this process holds nothing that must be closed."""
+        """Nothing to do for a runner in this process."""
 
 
 def _values(name: str, observable: Observable, positions: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from lambdahat.problem.evaluators import Parameters
 from lambdahat.sampling.kernels import Streams
 
 DEFAULT_BATCH = 512
-LARGE = 1_000_000  # parameters beyond which no more samples go through at once than the caller's
-CHUNK = 256
+LARGE = 1_000_000  # parameters beyond which a pass takes no more samples than the problem's batches
+CHUNK = 256  # samples whose losses are mapped at once
 Way = Callable[[Any, Parameters, Batch], Tensor]
 
 
@@ -117,8 +117,8 @@ class Minibatches:
 
 
 def default_batch(problem: Problem) -> int:
-    """Samples of a step where no number is given: 512, but for a large model, of which so many may
-    not fit into memory, no more than the problem's own batches have.
+    """Default number of samples per step: 512, or for a large model no more than the problem's own
+    batches have, since so many might not fit into memory.
     """
     large = problem.num_parameters > LARGE
     return min(DEFAULT_BATCH, problem.batches.sizes[0]) if large else DEFAULT_BATCH

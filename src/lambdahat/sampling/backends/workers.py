@@ -25,13 +25,13 @@ from lambdahat.sampling.kernels import Kernel, KroneckerScale
 
 
 def ending_with(parent: int) -> Callable[[], None]:
-    """A function that has the process it is called in end soon after its ``parent`` is gone, even
-    by SIGKILL.
+    """A function that makes the process in which it is called end soon after its ``parent`` has
+    ended, even by SIGKILL.
 
-    A thread looks who the parent is: when a process ends, its children get another one, on Linux
-    and on macOS. The signal that Linux can send instead comes when the thread ends that started the
-    child, which may be earlier. The function is one inside another, so that it is pickled by value:
-    a child that has yet to import torch is watched.
+    A thread checks who the parent is: when a process ends, its children get another one, on Linux
+    and on macOS. The signal that Linux can send instead comes when the thread that started the
+    child ends, which may be earlier. The function is defined inside another so that it is pickled
+    by value: then a child that has not yet imported torch is watched, too.
     """
 
     def watch() -> None:
@@ -183,24 +183,21 @@ def _serve(
 
 
 class SpreadRunner:
-    """Chains of which this rank's ``runner`` advances those numbered ``own``; what they show is
-    gathered.
+    """Chains of which this rank's ``runner`` advances those numbered ``own``; their records are
+    gathered on every rank.
 
-    The interface is that of ``Runner``. A rank without a chain of its own runs the first once more,
-    which nobody sees.
+    All else is that of the rank's runner. A rank without a chain of its own runs the first once
+    more, and its record is not used.
     """
 
     def __init__(
         self, problem: Problem, runner: Runner | ForkedRunner, own: Sequence[int], chains: int
     ) -> None:
         self._problem, self._runner = problem, runner
-        self.chains, self.own, self.setup = tuple(range(chains)), tuple(own), runner.setup
-        self.skip, self.restart, self.resize = runner.skip, runner.restart, runner.resize
-        self.retune, self.close = runner.retune, runner.close
+        self.chains, self.own = tuple(range(chains)), tuple(own)
 
-    @property
-    def kernel(self) -> Kernel:
-        return self._runner.kernel
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
 
     @property
     def positions(self) -> Tensor:
@@ -209,18 +206,6 @@ class SpreadRunner:
     @property
     def bounded(self) -> Tensor:
         return self.gather(self._runner.bounded)
-
-    @property
-    def steps(self) -> int:
-        return self._runner.steps
-
-    @property
-    def gradients_spent(self) -> int:
-        return self._runner.gradients_spent
-
-    @property
-    def batch_size(self) -> int:
-        return self._runner.batch_size
 
     def advance(self, draws: int, observe: bool = True) -> Record:
         return self._gather_record(self._runner.advance(draws, observe))
@@ -232,7 +217,7 @@ class SpreadRunner:
         return self._gather_record(self._runner.forces())
 
     def _gather_record(self, record: Record) -> Record:
-        """What all chains showed, from what those of this rank did, by one all-reduce."""
+        """The record of all chains from that of this rank's, by one all-reduce."""
         rows = [values.reshape(len(values), -1).double() for values in record.values()]
         whole = self.gather(torch.cat(rows, dim=1).to(self._problem.device)).cpu()
         parts = whole.split([values[0].numel() for values in record.values()], dim=1)
@@ -248,7 +233,7 @@ class SpreadRunner:
 
 
 def require_same_run(problem: Problem, kernel: Kernel, chains: int, plan: ChainPlan) -> None:
-    """Raise where the ranks are not about to sample the same."""
+    """Raise where the ranks are about to sample with different settings."""
     settings: dict[str, Any] = {
         field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)
     }

@@ -67,7 +67,9 @@ class HMC(Kernel):
         momentum = rng.normal_(torch.empty_like(start.position))
         energy = self._energy(start, momentum)
         count, length = self.trajectory(state.steps)
-        now, means = start, _Means(start) if state.forces else None
+        now, first = start, start.loss_and_virial() if state.forces else None
+        sums: Any = 0.0  # of loss and virial less their first values, and of the acceptances
+        acceptances: Any = 0.0
         for _ in range(count):
             momentum = momentum.sub(self.scaled_force(now.force), alpha=length / 2)
             position = now.position.add(self.scaled(momentum), alpha=length)
@@ -76,8 +78,10 @@ class HMC(Kernel):
             # min(1, exp(−ΔH)), 0 where it is not a number
             fall = (energy - self._energy(now, momentum)).clamp(max=0.0)
             acceptance = torch.exp(fall).nan_to_num(nan=0.0)
-            if means is not None:
-                means.add(now, acceptance)
+            if first is not None:
+                change = (now.loss_and_virial() - first) * acceptance
+                sums = sums + torch.where(acceptance > 0, change, 0.0)
+                acceptances = acceptances + acceptance
         accepted = rng.uniform(max(energy.numel(), 1), energy.dtype).view_as(energy) < acceptance
         state.position = torch.where(accepted.unsqueeze(-1), now.position, start.position)
         state.memory["force"] = torch.where(accepted.unsqueeze(-1), now.force, start.force)
@@ -85,12 +89,11 @@ class HMC(Kernel):
         state.steps += 1
         distance = torch.linalg.vector_norm(state.position - state.centre, dim=-1)
         info = Info(state.memory["loss"], distance, acceptance, count + evaluations)
-        if means is not None:
+        if first is not None:
             square = self.scaled_force(state.memory["force"]).square().sum(-1)
-            loss, virial, acceptance = means.over(count)
-            info = info._replace(
-                force_square=square, virial=virial, recycled=loss, acceptance=acceptance
-            )
+            loss, virial = first + sums / count
+            info = info._replace(force_square=square, virial=virial, recycled=loss)
+            info = info._replace(acceptance=acceptances / count)
         return state, info
 
     def _prepare(self, state: State, evaluate: Evaluate) -> int:
@@ -125,29 +128,9 @@ class _Point(NamedTuple):
     loss: Tensor
     force: Tensor
 
-
-class _Means:
-    """Sums of loss, virial and acceptance over a trajectory, for their means."""
-
-    def __init__(self, start: _Point) -> None:
-        self._first = self._values(start)
-        self._sums = torch.zeros_like(self._first)
-        self._acceptances = torch.zeros_like(self._first[0])
-
-    def _values(self, point: _Point) -> Tensor:
-        virial = torch.linalg.vecdot(point.away, point.force)
-        return torch.stack([point.loss.double(), virial.double()])
-
-    def add(self, point: _Point, acceptance: Tensor) -> None:
-        """One more point, with its probability."""
-        change = (self._values(point) - self._first) * acceptance
-        self._sums += torch.where(acceptance > 0, change, 0.0)
-        self._acceptances += acceptance
-
-    def over(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The means over ``count`` points: loss, virial, acceptance."""
-        loss, virial = self._first + self._sums / count
-        return loss, virial, self._acceptances / count
+    def loss_and_virial(self) -> Tensor:
+        virial = torch.linalg.vecdot(self.away, self.force)
+        return torch.stack([self.loss.double(), virial.double()])
 
 
 def _squares(vectors: Tensor, weights: Tensor | float = 1.0) -> Tensor:

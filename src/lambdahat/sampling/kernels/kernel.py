@@ -100,7 +100,7 @@ class KroneckerScale:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it is made of."""
+        """All tensors that define it."""
         return [self.values, *(q for q in (*self.rows, *self.columns) if q is not None)]
 
     def to(self, like: Tensor) -> KroneckerScale:
@@ -138,7 +138,7 @@ Make = TypeVar("Make", bound=Callable[..., Any])
 
 
 def register(name: str) -> Callable[[Make], Make]:
-    """Make a kernel known by ``name`` to ``llc``, the command line and the contract tests."""
+    """Register a kernel under ``name`` for ``llc``, the command line and the contract tests."""
 
     def add(make: Make) -> Make:
         KERNELS[name] = make
@@ -208,6 +208,9 @@ class Kernel(ABC):
     step, else quadratic, and directions relax as in damped oscillation, not diffusion.
     """
 
+    increments: ClassVar[bool] = False
+    """Whether velocities are increments of the position, which have variance ε/2."""
+
     bias_formula: ClassVar[str] = "noise"
     """What predicts the bias of finite steps: "noise" (``noise_bias``), "steps" (the work and heat
     of the draws, as for SGLD) or "none".
@@ -242,7 +245,7 @@ class Kernel(ABC):
         return float(reduce(gamma) if isinstance(gamma, Tensor) else gamma)
 
     def vectors(self, forces: bool = False) -> int:
-        """Vectors (P,) of a chain that a step has at once, at most."""
+        """The largest number of vectors (P,) that a step holds at a time for each chain."""
         if self.scale is not None:
             return self.held + 3
         return self.held + (2 if isinstance(self.localization, Tensor) else int(forces))
@@ -262,13 +265,16 @@ class Kernel(ABC):
             state.memory["velocity"] = torch.zeros_like(state.position)
         return state
 
-    def resume(self, state: State, step_size: float) -> None:  # noqa: B027
-        """Adapt a state that the same kernel left with another step size; most need not."""
+    def resume(self, state: State, step_size: float) -> None:
+        """Adapt a state that the same kernel left with another step size."""
+        if self.increments:
+            factor = math.sqrt(self.step_size / step_size) if step_size > 0 else 0.0
+            state.memory["velocity"].mul_(factor)
 
     @property
     def time_step(self) -> float:
         """The time step h by which the kernel is tuned."""
-        return math.sqrt(self.step_size)
+        return math.sqrt(self.step_size / 2 if self.increments else self.step_size)
 
     def with_time_step(
         self, step: float, friction: float, trace: float = 0.0, parameters: int = 1
@@ -373,11 +379,6 @@ class Kernel(ABC):
     def noise(self, state: State, rng: Streams) -> Tensor:
         """S ξ with ξ standard normal, in the buffer that the state keeps."""
         return self.scaled(rng.normal_(state.memory["buffer"]))
-
-    def rescale_velocity(self, state: State, step_size: float) -> None:
-        """Rescale velocities that are increments of the position, of variance ε/2, to this ε."""
-        factor = math.sqrt(self.step_size / step_size) if step_size > 0 else 0.0
-        state.memory["velocity"].mul_(factor)
 
 
 def require_localization(localization: Any) -> None:

@@ -23,15 +23,12 @@ class SGHMC(Kernel):
     friction: float = 0.1
 
     inertial: ClassVar[bool] = True
+    increments: ClassVar[bool] = True
     held: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_number(self.friction, "friction", "(0, 1]")
-
-    @property
-    def time_step(self) -> float:
-        return math.sqrt(self.step_size / 2)
 
     def with_time_step(
         self, step: float, friction: float, trace: float = 0.0, parameters: int = 1
@@ -47,9 +44,6 @@ class SGHMC(Kernel):
     @property
     def is_unadjusted_mala(self) -> bool:
         return self.friction == 1
-
-    def resume(self, state: State, step_size: float) -> None:
-        self.rescale_velocity(state, step_size)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         push, factor, info = self.observe(state, evaluate)

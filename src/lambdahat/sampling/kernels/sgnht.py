@@ -32,6 +32,7 @@ class SGNHT(Kernel):
     friction: float | None = None
 
     inertial: ClassVar[bool] = True
+    increments: ClassVar[bool] = True
     held: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
@@ -41,10 +42,6 @@ class SGNHT(Kernel):
             require_number(self.friction, "friction", "(0, 1]")
         expected = "be left out: the thermostat knows one temperature only"
         require(self.scale is None, "scale", expected, self.scale)
-
-    @property
-    def time_step(self) -> float:
-        return math.sqrt(self.step_size / 2)
 
     def with_time_step(
         self, step: float, friction: float, trace: float = 0.0, parameters: int = 1
@@ -75,7 +72,7 @@ class SGNHT(Kernel):
         return state
 
     def resume(self, state: State, step_size: float) -> None:
-        self.rescale_velocity(state, step_size)
+        super().resume(state, step_size)
         state.memory["friction"].fill_(self.diffusion if self.friction is None else self.friction)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class WarmUpEffort:
         return cls(min(1.0, gradients / (2 * full)), max(min(LONGEST, gradients // 40), FEWEST))
 
     def gradients(self, full: int) -> int:
-        """Of a part that takes ``full`` in the full warm-up."""
+        """The gradients of a part that takes ``full`` in the full warm-up."""
         return int(self.share * full)
 
 
@@ -116,7 +117,8 @@ def _hessian_scale(problem: Problem, kernel: HMC) -> Tensor | None:
 
 
 def _warm_up(runner: AnyRunner, kernel: HMC, length: float, effort: WarmUpEffort) -> HMC:
-    """Adapt the step size while the chains cool, and return the kernel with it.
+    """Adapt the step size while the chains cool, by dual averaging (Hoffman and Gelman 2014,
+    §3.2.1), and return the kernel with it.
 
     Chains that hardly move afterwards are put back to the centre and warm up again.
     """
@@ -124,13 +126,19 @@ def _warm_up(runner: AnyRunner, kernel: HMC, length: float, effort: WarmUpEffort
     runner.restart()
     before, share, total = runner.gradients_spent, effort.share, effort.gradients(WARM_UP[-1])
     for stage, end in enumerate(WARM_UP):
-        adapt = _DualAveraging(length * (1.0 if stage == 0 else 0.5))
+        length *= 1.0 if stage == 0 else 0.5
+        goal, average, miss, count = math.log(5 * length), math.log(length), 0.0, 0
         while (spent := runner.gradients_spent - before) < share * end:
             report("warm-up", spent, total)
             heat = INITIAL_NBETA ** max(0.0, 1.0 - math.ceil(spent / share / 100) * 100 / COOLING)
-            runner.retune(_with_length(kernel, adapt.length, heat * kernel.nbeta, effort.longest))
-            adapt.update(float(runner.advance(1, observe=False)["acceptance"].mean()))
-        length = adapt.average
+            runner.retune(_with_length(kernel, length, heat * kernel.nbeta, effort.longest))
+            acceptance = float(runner.advance(1, observe=False)["acceptance"].mean())
+            count += 1
+            miss += (TARGET_ACCEPTANCE - acceptance - miss) / (count + 10)
+            now = goal - math.sqrt(count) / 0.05 * miss
+            average += count**-0.75 * (now - average)  # later steps count more
+            length = math.exp(min(now, 60.0))
+        length = math.exp(min(average, 60.0))
     report("warm-up", total, total)
     kernel = _with_length(kernel, length, kernel.nbeta, effort.longest)
     runner.retune(kernel)
@@ -158,27 +166,6 @@ def _with_length(kernel: HMC, length: float, nbeta: float, most: int) -> HMC:
     return dataclasses.replace(kernel, step_size=length**2, nbeta=nbeta, leapfrog=longest)
 
 
-class _DualAveraging:
-    """Step length of acceptance ``TARGET_ACCEPTANCE`` (Hoffman and Gelman 2014, §3.2.1)."""
-
-    def __init__(self, length: float) -> None:
-        self.length, self._goal, self._settled = length, math.log(5 * length), math.log(length)
-        self._count, self._miss = 0, 0.0
-
-    def update(self, acceptance: float) -> None:
-        """Adapt to one trajectory's acceptance."""
-        self._count += 1
-        self._miss += (TARGET_ACCEPTANCE - acceptance - self._miss) / (self._count + 10)
-        now = self._goal - math.sqrt(self._count) / 0.05 * self._miss
-        self._settled += self._count**-0.75 * (now - self._settled)
-        self.length = math.exp(min(now, 60.0))
-
-    @property
-    def average(self) -> float:
-        """The average over the steps so far, later ones counting more."""
-        return math.exp(min(self._settled, 60.0))
-
-
 def require_warm_up(request: SamplingRequest, cure: str = "") -> None:
     """Raise where the gradients of a chain do not hold the warm-up of HMC."""
     enough = request.limit is None or request.limit >= LEAST_GRADIENTS
@@ -202,7 +189,7 @@ def draw_by_trajectories(
     limit, burn_in = request.limit, request.burn_in or 0
 
     def trajectories_left() -> int:
-        """How many the gradients left to a chain allow for certain."""
+        """The number of trajectories that the gradients left to a chain are sure to allow."""
         if limit is None:
             return UNLIMITED
         return (limit - runner.gradients_spent) // (kernel.leapfrog + 1)
@@ -222,7 +209,7 @@ def draw_by_trajectories(
         for piece in in_pieces("burn-in", burn_in):
             runner.skip(piece)
         # Draw as many as were asked for, or until the error is small enough, as the gradients last.
-        collector = Collector(runner, problem, kernel, plan, mode, request.watch)
+        collector = Collector(runner, mode, request.watch)
         before, going, spent = runner.gradients_spent, True, False
         if request.draws is not None:
             missing = request.draws
@@ -257,3 +244,23 @@ def draw_by_trajectories(
     chains = dataclasses.replace(chains, observables=observed)
     full = reading if request.baseline == "both" else None
     return SamplingRun(chains, reading, spent, full, ties)
+
+
+def trajectory_gradients(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
+    """The fewest and the most gradients of a chain of HMC, by the settings of ``llc``: warm-ups,
+    one or two, and then trajectories until the error is small enough.
+    """
+    limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
+    effort = WarmUpEffort() if limit is None else WarmUpEffort.within(limit, parameters)
+    rescue, gate = effort.gradients(RESCUE[0]), effort.gradients(GATE[0])
+    once = effort.gradients(WARM_UP[-1]) + rescue
+    warm = (0, 0) if "step_size" in given else (once, 2 * (once + rescue) + gate + effort.longest)
+    longest = HMC.leapfrog if "step_size" in given else effort.longest
+    burn_in = given.get("burn_in", TRAJECTORIES if "step_size" in given else 0)
+    if "draws" in given:
+        trajectories = given["draws"] + burn_in
+        fewest, most = warm[0] + trajectories, warm[1] + (longest + 1) * trajectories
+    else:
+        fewest = warm[0] + CHECKS[0]
+        most = max(CHECKS[-1] + warm[0], warm[1]) + FEWEST_TRAJECTORIES * LONGEST
+    return (fewest, most) if limit is None else (min(fewest, limit - longest - 1), min(most, limit))

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,13 @@ from lambdahat._core.rng import generator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Array, Chains, Estimate
-from lambdahat.sampling._sample import Collector, SamplingRequest, SamplingRun, in_pieces
+from lambdahat.sampling._sample import (
+    LEAST_EFFORT,
+    Collector,
+    SamplingRequest,
+    SamplingRun,
+    in_pieces,
+)
 from lambdahat.sampling.backends import SMALL, AnyRunner, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Record
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, LARGE, default_batch
@@ -91,7 +98,7 @@ class CurvatureMoments:
             return like.new_zeros(size, size) if 1 < size <= LARGEST_SIDE else None
 
         self._sides = [(square(h) if w > 1 else None, square(w)) for h, w in self.shapes]
-        self._totals = torch.zeros(len(self.shapes), dtype=torch.float64)
+        self.totals = torch.zeros(len(self.shapes), dtype=torch.float64)
         self._count, self._like = 0, like
 
     def add(self, data: Tensor, force: Tensor) -> None:
@@ -102,7 +109,7 @@ class CurvatureMoments:
         for index, (shape, (rows, columns)) in enumerate(sides):
             part = slice(begin, begin := begin + math.prod(shape))
             first, second = (vectors[:, part].unflatten(-1, shape) for vectors in (data, force))
-            self._totals[index] += float((first * second).sum())
+            self.totals[index] += float((first * second).sum())
             if rows is not None:
                 rows += torch.einsum("kiw,kjw->ij", first, second)
             if columns is not None:
@@ -116,7 +123,7 @@ class CurvatureMoments:
         """
         rows, columns, values = [], [], []
         for (height, width), (over, along), summed in zip(
-            self.shapes, self._sides, self._totals, strict=True
+            self.shapes, self._sides, self.totals, strict=True
         ):
             trace = max(float(summed) / self._count, 0.0)
             left, ups = self._side(over, height, width, trace)
@@ -128,11 +135,6 @@ class CurvatureMoments:
             columns.append(right)
             values.append((product + localization).rsqrt().flatten())
         return KroneckerScale(self.shapes, tuple(rows), tuple(columns), torch.cat(values))
-
-    @property
-    def finite(self) -> bool:
-        """Whether all forces were finite."""
-        return bool(self._totals.isfinite().all())
 
     def _side(
         self, total: Tensor | None, size: int, others: int, trace: float
@@ -159,7 +161,7 @@ class Lengths:
 
     @classmethod
     def of(cls, limit: int | None, burn_in: int | None, draws: int | None, tuned: bool) -> Lengths:
-        """Split the steps of a chain; a burn-in and draws that were given come on top."""
+        """Divide the steps of a chain; a burn-in and draws that are given come on top."""
         free = STEPS + (draws or 0) if limit is None else limit - (burn_in or 0)
         pilot = min(int(PILOT * free), LONGEST_PILOT) if tuned else 0
         coarse = int(COARSE * free) if tuned else 0
@@ -170,11 +172,9 @@ class Lengths:
     def shorten(
         self, relaxation: float, burn_in: int | None, draws: int | None, effort: float = 1.0
     ) -> Lengths:
-        """No longer than a dozen times the steps in which the chains relax, except for what was
-        given.
+        """Cut each part that was not given to a dozen relaxation times of the chains.
 
-        Of the draws, only a share of ``effort``, which is less than 1 for a tolerance that few
-        draws meet.
+        Draws are cut to a share ``effort`` of that, which is less than 1 for a loose tolerance.
         """
         enough = max(RELAXATIONS * relaxation, SHORTEST)
         few = max(int(effort * enough), FEWEST_DRAWS)
@@ -184,11 +184,6 @@ class Lengths:
             coarse=min(self.coarse, few),
             round=min(self.round, few) if draws is None else self.round,
         )
-
-    @property
-    def trials(self) -> int:
-        """Steps that trials of a given step size may take."""
-        return min(self.most - self.burn_in - self.round - NOISE_GRADIENTS, self.most // 2)
 
 
 def require_enough(
@@ -202,8 +197,10 @@ def require_enough(
 
 
 @dataclass(frozen=True)
-class Coarse:
-    """Draws at twice the time step, their kernel, and the noise of batches there."""
+class Draws:
+    """What shows the bias of a kernel's steps: energies, work and heat of its draws, and the noise
+    of batches there.
+    """
 
     kernel: Kernel
     energies: Array
@@ -212,7 +209,7 @@ class Coarse:
 
 
 def _mean_noise(runner: AnyRunner) -> dict[str, float]:
-    """What batches add by chance (``Runner.noise``), the mean over the chains."""
+    """The noise of batches (``Runner.noise``), averaged over the chains."""
     return {name: float(values.mean()) for name, values in runner.noise(NOISE_GRADIENTS).items()}
 
 
@@ -227,9 +224,7 @@ class StepPilot:
     problem: Problem
     kernel: Kernel
     lengths: Lengths
-    seed: int
     request: SamplingRequest
-    _subsample: Problem | None = None  # on which curvatures along the way are measured
     _measured: int = 0  # curvatures so far
     _largest: float = 0.0  # of these curvatures
     _halvings: int = 0  # of the step, after chains that diverged
@@ -237,26 +232,30 @@ class StepPilot:
     _trace: float = 0.0  # total variance of ∇U over batches
     _moments: CurvatureMoments | None = None
 
-    def tune(self, batch_given: bool) -> tuple[Kernel, dict[str, str], Coarse]:
-        """Find time step and batch size, burn in, and draw at twice the step.
-
-        Returns the kernel ready to draw, its reasons, and the draws at twice its step.
-        """
-        runner, problem, request = self.runner, self.problem, self.request
-        few, at_once = min(POWER_SAMPLES, problem.num_samples), POWER_SAMPLES
+    @cached_property
+    def _subsample(self) -> Problem:
+        """The problem on the samples on which curvatures along the way are measured."""
+        problem, few, at_once = self.problem.alone(), POWER_SAMPLES, POWER_SAMPLES
         if problem.num_parameters > LARGE:
             # A product of all 1,024 samples would cost more than the steps between two of them.
-            few, at_once = min(few, 2 * runner.batch_size), default_batch(problem)
-        self._subsample = problem.alone()
-        if problem.norm != "train" and problem.has_data and few < problem.num_samples:
-            self._subsample = self._subsample.subsample(few, self.seed, min(few, at_once))
+            few, at_once = min(few, 2 * self.runner.batch_size), default_batch(problem)
+        if problem.norm == "train" or not problem.has_data or few >= problem.num_samples:
+            return problem
+        return problem.subsample(few, self.runner.setup.plan.seed, min(few, at_once))
+
+    def tune(self, batch_given: bool) -> tuple[Kernel, dict[str, str], Draws | None]:
+        """Find time step and batch size, burn in, and draw at twice the step.
+
+        Returns the kernel ready to draw, its reasons, and the draws at twice its step, if any.
+        """
+        runner, problem, request = self.runner, self.problem, self.request
         step, why = self._measure_curvature(problem.vector.unsqueeze(0))
         tie = self._mean_localization
         self._friction = 2 * (tie * self._largest) ** 0.25 if tie else math.sqrt(self._largest) / 4
         # The pilot runs in windows that double. After each, the largest curvature of U is measured
         # where chains are, and the step follows it. A window in which a chain leaves all bounds is
         # repeated from w* with half the step.
-        steps, done, record = self.lengths.pilot, 0, None
+        steps, done, last = self.lengths.pilot, 0, None
         window = max(steps // 16, 4)
         while done < steps:
             report("pilot", done, steps)
@@ -267,11 +266,11 @@ class StepPilot:
             if _has_escaped(seen, problem.num_parameters, self.kernel):
                 step, self._moments = self._halve_step(step), None
                 continue
-            record = seen
+            last = seen
             step, why = self._measure_curvature(runner.positions[:POWER_CHAINS])
             window *= 2
         report("pilot", steps, steps)
-        energy = math.nan if record is None else self._settle(record)
+        energy = math.nan if last is None else self._settle(last)
         # Smaller steps or larger batches where the noise of batches heats the chains; then a mass.
         name = type(self.kernel).__name__
         reasons = {"kernel": f"{name}: one gradient per step", "step_size": why}
@@ -300,18 +299,16 @@ class StepPilot:
             for piece in in_pieces("burn-in", burn_in):
                 runner.skip(piece)
             runner.retune(dataclasses.replace(rough, **rough.frozen))
-            count = min(self.lengths.coarse, self._steps_left)
-            coarse = Coarse(rough, np.empty((0, 0)), {}, {})
+            count, coarse = min(self.lengths.coarse, self._steps_left), None
             if count >= FEWEST_DRAWS:
                 seen = runner.advance(count, observe=False)
                 if _has_escaped(seen, problem.num_parameters, rough):
                     step = self._halve_step(step)
                     burn_in = max(min(burn_in, self._steps_left // 2), 1)
                     continue
-                energies = (rough.nbeta * (seen["loss"] - seen["centre"])).numpy()
-                arrays: dict[str, Array] = {}
-                arrays.update((k, seen[k].numpy()) for k in ("work", "heat") if k in seen)
-                coarse = Coarse(rough, energies, arrays, _mean_noise(runner))
+                record: dict[str, Array] = {name: part.numpy() for name, part in seen.items()}
+                energies = rough.nbeta * (record["loss"] - record["centre"])
+                coarse = Draws(rough, energies, record, _mean_noise(runner))
             kernel = self._kernel_at(step)
             kernel = dataclasses.replace(kernel, **kernel.frozen)
             runner.retune(kernel)
@@ -363,7 +360,6 @@ class StepPilot:
         Returns the time step that is stable at the largest curvature so far, and the reason.
         """
         kernel, part, scaled = self.kernel, self._subsample, self.kernel.scale is not None
-        assert part is not None
         gamma = kernel.gamma(torch.max)
         for theta in positions:
             self._measured += 1
@@ -371,15 +367,13 @@ class StepPilot:
             # a few iterations, in absolute value and in the coordinates S⁻¹w
             try:
                 operator = hessian(part.at(theta.to(part.vector)))
-                rng = generator(self.seed, "curvature", self._measured)
+                rng = generator(self.runner.setup.plan.seed, "curvature", self._measured)
                 vector = torch.randn(operator.dim, generator=rng).to(theta)
                 for _ in range(POWERS):
                     norm = float(vector.norm())
                     if norm == 0 or not math.isfinite(norm):
                         break
-                    unit = vector / norm
-                    if scaled:
-                        unit = kernel.scaled(unit)
+                    unit = kernel.scaled(vector / norm)
                     vector = kernel.nbeta * (operator @ unit.to(operator.dtype)).to(unit)
                     if scaled:
                         vector = kernel.scaled_force(vector.add_(unit, alpha=gamma))
@@ -509,7 +503,7 @@ class StepPilot:
         moments, runner, problem = self._moments, self.runner, self.problem
         before, steps = self._relaxation(step), min(self.lengths.pilot // 2, self._spare_steps // 2)
         enough = steps >= 2 * FEWEST_DRAWS and before >= SLOW_RELAXATION
-        if moments is None or not moments.finite or not enough:
+        if moments is None or not bool(moments.totals.isfinite().all()) or not enough:
             return step
         scale = moments.scale(self.kernel.gamma())
         kept = self.kernel, self._largest, self._friction, self._halvings
@@ -579,14 +573,7 @@ class StepPilot:
             self.runner.resize(size, self.runner.setup.plan.accumulate * -(-size // piece))
 
 
-def explained_bias(
-    kernel: Kernel,
-    energies: Array,
-    record: Mapping[str, Array],
-    trace: float,
-    share: float,
-    parameters: int,
-) -> tuple[float, float]:
+def explained_bias(draws: Draws, share: float, parameters: int) -> tuple[float, float]:
     """What first-order theory says that finite, noisy steps add to the mean energy, NaN if there is
     no formula; and the standard deviation of what it leaves out.
 
@@ -594,28 +581,22 @@ def explained_bias(
     localization is known between two bounds only: ``share``, which is right if V does not depend on
     w, and 1.
     """
-    raw = float(energies.mean())
+    kernel, raw = draws.kernel, float(draws.energies.mean())
     if kernel.bias_formula == "none":
         return math.nan, BIAS_PRIOR_WITHOUT_FORMULA * abs(raw)
     if kernel.bias_formula == "steps":
         gamma: Any = kernel.localization
-        value = step_shares(kernel.step_size, gamma, record["work"], record["heat"], raw).bias
+        work, heat = draws.record["work"], draws.record["heat"]
+        _, value = step_shares(kernel.step_size, gamma, work, heat, raw)
         return value, 0.25 * abs(value) + BIAS_PRIOR * abs(raw)
-    degree = loss_degree(record["work"], raw)
+    trace, degree = draws.noise["trace"], loss_degree(draws.record["work"], raw)
     least, most = (kernel.noise_bias(trace, part, degree, raw, parameters) for part in (share, 1.0))
     value = (least + most) / 2
     return value, 0.25 * abs(value) + (most - least) / 2 + BIAS_PRIOR * abs(raw)
 
 
-def bias_of_steps(
-    kernel: Kernel,
-    energies: Array,
-    record: Mapping[str, Array],
-    noise: Mapping[str, float],
-    coarse: Coarse | None,
-    parameters: int,
-) -> Estimate:
-    """What finite, noisy steps add to the mean of ``energies``, with its standard error.
+def bias_of_steps(draws: Draws, coarse: Draws | None, parameters: int) -> Estimate:
+    """What finite, noisy steps add to the mean energy of ``draws``, with its standard error.
 
     A formula explains part of it (``explained_bias``). What it leaves, b at h and (1 + f)·b at 2h,
     has mean 0 and the formula's doubt as standard deviation a priori. The draws at 2h measure it:
@@ -625,23 +606,21 @@ def bias_of_steps(
     is least. Where D contradicts the prior by more than two standard deviations, half of the
     contradiction goes into the error.
     """
-    raw, trace = float(energies.mean()), noise["trace"]
+    raw, trace = float(draws.energies.mean()), draws.noise["trace"]
     # the share of the noise that heats the loss; the rest heats the localization
-    share = min(max(1 - noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
-    explained, prior = explained_bias(kernel, energies, record, trace, share, parameters)
+    share = min(max(1 - draws.noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
+    explained, prior = explained_bias(draws, share, parameters)
     known = math.isfinite(explained)
     formula = explained if known else 0.0
-    if coarse is None or coarse.energies.size == 0:
+    if coarse is None:
         return Estimate(formula, prior)
-    linear = kernel.inertial and abs(formula) > 0.005 * abs(raw)
+    linear = draws.kernel.inertial and abs(formula) > 0.005 * abs(raw)
     factor = 1.0 if linear else 3.0
     # the share is taken from all draws at h: the few measurements at 2h would make it noisier, and
     # it is the same there
-    there, _ = explained_bias(
-        coarse.kernel, coarse.energies, coarse.record, coarse.noise["trace"], share, parameters
-    )
+    there, _ = explained_bias(coarse, share, parameters)
     difference = float(coarse.energies.mean()) - (there if known else 0.0) - (raw - formula)
-    fine, rough = blocked_error(energies) ** 2, blocked_error(coarse.energies) ** 2
+    fine, rough = (blocked_error(part.energies) ** 2 for part in (draws, coarse))
     total = fine + rough + (factor * prior) ** 2
     weight = max((factor * prior**2 - fine) / total, 0.0) if total > 0 else 0.0
     squares = (2 * weight + weight**2) * fine + weight**2 * rough
@@ -651,17 +630,15 @@ def bias_of_steps(
     return Estimate(formula + weight * difference, math.sqrt(squares))
 
 
-def reduce_step_size(
-    runner: AnyRunner, problem: Problem, kernel: Kernel, most: int
-) -> tuple[Kernel, str]:
+def reduce_step_size(runner: AnyRunner, most: int) -> tuple[Kernel, str]:
     """A kernel whose step size is given, reduced until chains stay finite and, for SGLD, steps add
     no more than half of their energy, or of a regular model's.
 
     Also a note on what was done, empty where nothing was. The chains are left at the centre.
     Refused where so many steps, ``most``, or thirty reductions do not find one.
     """
+    kernel, parameters = runner.kernel, runner.setup.problem.num_parameters
     given, note, calm, tries = kernel.step_size, "", False, 30
-    parameters = problem.num_parameters
     window = max(min(25, most // (2 * tries)), 5)
     for _ in range(max(min(tries, most // (2 * window)), 1)):
         runner.retune(kernel)
@@ -702,19 +679,21 @@ def draw_by_steps(
     runner, mode = make_runner(problem, kernel, request.chains, plan, request.mode)
     try:
         if tuned:
-            pilot = StepPilot(runner, problem, kernel, lengths, plan.seed, request)
+            pilot = StepPilot(runner, problem, kernel, lengths, request)
             kernel, reasons, coarse = pilot.tune(plan.batch_size is not None and not whole)
             lengths = pilot.lengths
         else:
             reasons = {}
             if kernel.step_size > 0:
-                kernel, note = reduce_step_size(runner, problem, kernel, lengths.trials)
+                trials = lengths.most - lengths.burn_in - lengths.round - NOISE_GRADIENTS
+                trials = min(trials, lengths.most // 2)
+                kernel, note = reduce_step_size(runner, trials)
                 reasons = {"step_size": note} if note else {}
             runner.retune(kernel)
             for piece in in_pieces("burn-in", lengths.burn_in):
                 runner.skip(piece)
         # Draw in rounds until the tolerance is met or the steps are taken; at least one round.
-        collector = Collector(runner, problem, kernel, plan, mode, request.watch)
+        collector = Collector(runner, mode, request.watch)
         noise: list[dict[str, float]] = []
         least = -math.inf
         while (left := lengths.most - runner.gradients_spent - NOISE_GRADIENTS) >= least:
@@ -732,13 +711,11 @@ def draw_by_steps(
                 if isinstance(kernel, Kinetic):
                     means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
                 chains = dataclasses.replace(chains, noise=means)
-                fine = ~chains.diagnostics.diverged
-                if coarse is not None and fine.any() and chains.work is not None:
-                    record = {"work": chains.work[fine]}
-                    if chains.heat is not None:
-                        record["heat"] = chains.heat[fine]
-                    energies = chains.energies[fine]
-                    bias = bias_of_steps(kernel, energies, record, means, coarse, parameters)
+                fine, work, heat = ~chains.diagnostics.diverged, chains.work, chains.heat
+                if tuned and fine.any() and work is not None and heat is not None:
+                    record = {"work": work[fine], "heat": heat[fine]}
+                    draws = Draws(kernel, chains.energies[fine], record, means)
+                    bias = bias_of_steps(draws, coarse, parameters)
                     chains = dataclasses.replace(chains, step_bias=bias)
             reading = read(chains, parameters, request.baseline == "full")
             if request.draws is not None or not going or chains.diagnostics.diverged.any():
@@ -769,3 +746,17 @@ def _is_trusted(
         return False
     effective = chains.diagnostics.ess_mean >= request.effort * EFFECTIVE * len(chains)
     return effective and len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
+
+
+def step_gradients(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
+    """The fewest and the most gradients of a chain that never rejects, by the settings of ``llc``:
+    a pilot or trials of the step that is given, the burn-in and the draws.
+    """
+    limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
+    tuned, burn_in, draws = "step_size" not in given, given.get("burn_in"), given.get("draws")
+    least = lengths = Lengths.of(limit, burn_in, draws, tuned)
+    if tuned:
+        effort = LEAST_EFFORT if "tol" in given else 1.0
+        least = lengths.shorten(0.0, burn_in, draws, effort)
+    fewest = least.pilot + least.burn_in + least.coarse + least.round
+    return fewest, lengths.most + EXTRA if limit is None else limit
