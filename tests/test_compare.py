@@ -98,14 +98,15 @@ def test_all_have_one_localization_where_none_is_given():
     near = lh.Problem(model, "mse", data)
     far = near.at(10 * near.vector)
     alone = [lh.singular._llc.default_localization(p, 32 / math.log(32))[0] for p in (near, far)]
-    found = lh.compare({"near": near, "far": far}, "llc", sampling={"max_gradients": 4000})
+    few = {"draws": 20, "burn_in": 2, "step_size": 1e-3}
+    found = lh.compare({"near": near, "far": far}, "llc", sampling=few)
     assert alone[0] > 2 * alone[1]
     assert found.settings["localization"] == pytest.approx(math.sqrt(alone[0] * alone[1]))
 
 
 def test_measurements_are_compared_if_their_temperature_and_localization_agree():
     problem = quadratic((1.0, 1.0, 1.0))
-    few = {"draws": 50, "burn_in": 10, "localization": 1.0}
+    few = {"draws": 20, "burn_in": 2, "step_size": 1e-3, "localization": 1.0}
     first, second = (lh.measure(problem, "llc", seed=s, sampling=few) for s in (0, 1))
     found = lh.compare({"a": first, "b": second}, "llc")
     assert float(found.value("llc", "a")) == float(first["llc"])

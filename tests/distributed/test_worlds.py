@@ -187,9 +187,8 @@ def test_one_process_sends_nothing(worlds):
     assert all(call["bytes"] == [] for call in worlds[1][0]["sent"].values())
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_wrapped_models(worlds, size):
-    for found in worlds[size]:
+def test_wrapped_models(worlds):
+    for found in worlds[4]:
         wrapped = found["wrapped"]
         assert wrapped["fsdp still shards"]
         assert wrapped["fsdp trains"]
@@ -251,10 +250,9 @@ def test_sharded_problems_refuse_what_they_cannot_take(worlds):
         assert found["sharded"]["half llc"] == ""
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_sharded_constants_are_gathered_where_ranks_are_together(worlds, size):
-    assert len({found["constants"]["21: pieces"] for found in worlds[size]}) > 1
-    for found in worlds[size]:
+def test_sharded_constants_are_gathered_where_ranks_are_together(worlds):
+    assert len({found["constants"]["21: pieces"] for found in worlds[4]}) > 1
+    for found in worlds[4]:
         for samples in (1, 21):
             assert (
                 max(
@@ -296,29 +294,26 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-@pytest.mark.parametrize("size", [2, 4])
-def test_all_ranks_refuse_what_they_do_not_agree_on(worlds, size, case):
-    for found in worlds[size]:
+def test_all_ranks_refuse_what_they_do_not_agree_on(worlds, case):
+    for found in worlds[4]:
         assert REFUSALS[case] in found["refusals"][case]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_statistics_that_no_pass_reads_may_differ(worlds, size):
-    for found in worlds[size]:
+def test_statistics_that_no_pass_reads_may_differ(worlds):
+    for found in worlds[4]:
         assert found["refusals"]["running statistics that are not read"] == ""
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_group_of_some_ranks_and_a_process_alone(worlds, size):
-    for rank, found in enumerate(worlds[size]):
-        assert abs(found["groups"]["alone"] - worlds[size][0]["groups"]["loss"]) < 1e-12
+def test_a_group_of_some_ranks_and_a_process_alone(worlds):
+    for rank, found in enumerate(worlds[4]):
+        assert abs(found["groups"]["alone"] - worlds[4][0]["groups"]["loss"]) < 1e-12
         assert ("loss" in found["groups"]) == (rank < 2)
         assert found["groups"].get("size", 2) == 2
         outside = (
             "ranks must be a process group that this process is in, got one of other processes"
         )
         assert rank < 2 or outside in found["groups"]["outside"]
-    assert worlds[size][0]["groups"]["callback"] == worlds[size][0]["groups"]["alone"]
+    assert worlds[4][0]["groups"]["callback"] == worlds[4][0]["groups"]["alone"]
 
 
 def test_a_rank_that_ends_or_hangs_is_an_error_on_the_others(exit_codes, folder):

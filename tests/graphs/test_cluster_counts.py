@@ -96,7 +96,7 @@ def test_a_weaker_gap_than_that_behind_0_is_the_count_where_random_graphs_have_n
     assert clusters(graph(made)).rounded == 20
 
 
-@pytest.mark.parametrize(("size", "count"), [(40, 30), (40, 40), (100, 17)])
+@pytest.mark.parametrize(("size", "count"), [(40, 40), (100, 17)])
 def test_large_graphs_are_counted_to_the_last_cluster(size, count):
     """Beyond 1,000 nodes 100 probes alone err by about √(count/50)."""
     made = nx.planted_partition_graph(count, size, 0.4, 0.01 * 40 / size, seed=5)

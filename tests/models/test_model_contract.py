@@ -129,10 +129,18 @@ HEAVY = {
     for name, entry in MODELS.items()
     if not entry.small and max(entry.parameters.values(), default=0) > 10_000_000
 }
+# the same layers as in a network of less depth, which keeps the whole contract
+DEEP = {"resnet101", "preresnet164"}
+
+
+def slow(name, check):
+    """Whether a check waits for ``-m slow``."""
+    heavy = check is check_hessian_product and name in HEAVY | DEEP
+    return heavy or (check is not check_shapes_and_options and name in DEEP)
+
+
 CASES = [
-    pytest.param(
-        name, check, marks=[pytest.mark.slow] * (check is check_hessian_product and name in HEAVY)
-    )
+    pytest.param(name, check, marks=[pytest.mark.slow] * slow(name, check))
     for name in MODELS
     for check in CHECKS
 ]

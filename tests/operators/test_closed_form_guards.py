@@ -281,7 +281,7 @@ def test_what_a_graph_hides_beside_smooth_activations(hiding: str, kind: str) ->
             )
             x, y = torch.randn(6, 2, 8).double(), torch.arange(24).reshape(6, 4) % 3
         else:
-            layers = [nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 80), nn.Tanh(), nn.Linear(80, 3)]
+            layers = [nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 66), nn.Tanh(), nn.Linear(66, 3)]
             model = nn.Sequential(nn.Linear(4, 3), make(), *layers)
             x, y = torch.randn(6, 4).double(), torch.arange(6) % 3
     problem = Problem(model.double(), "cross_entropy", (x, y))

@@ -153,7 +153,17 @@ def test_gauss_newton_and_exact_fisher(case: str) -> None:
         assert G.psd
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "huber"])
+# each loss and each shape of the output once, with all options of a loss at a time
+DRAWN = [
+    "all options",
+    "pos_weight of images",
+    "segmentation, all options",
+    "language, padded",
+    "images, mean square",
+]
+
+
+@pytest.mark.parametrize("case", DRAWN)
 def test_monte_carlo_fisher_has_the_exact_one_for_its_mean(case: str) -> None:
     model, loss, x, y, last = parts(case)
     problem = lh.Problem(model, loss, (x, y), batch_size=3)
@@ -198,7 +208,7 @@ def test_ekfac_is_the_dense_fishers_diagonal_in_its_basis(case: str, sharing: st
     assert (truth - E.dense()).norm() <= (truth - K.dense()).norm() * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("batch_size", [7, 3, 2])
+@pytest.mark.parametrize("batch_size", [7, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_empirical_fisher_is_made_of_parts_of_the_whole_mean(case: str, batch_size: int) -> None:
     """g_i = n ∂L/∂z_i J_i with L the loss of all data, whatever the batches."""

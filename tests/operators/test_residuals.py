@@ -299,10 +299,11 @@ def test_refused_with_the_reason(rule: Any, reason: str) -> None:
 
 
 def many_classes() -> Problem:
+    """Many for the tests that lower ``MANY_FACTORS``."""
     with torch.random.fork_rng():
         torch.manual_seed(6)
-        model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 140)).double()
-        x, y = torch.randn(10, 3, dtype=torch.float64), torch.randint(140, (10,))
+        model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 20)).double()
+        x, y = torch.randn(10, 3, dtype=torch.float64), torch.randint(20, (10,))
     return Problem(model, "cross_entropy", (x, y), batch_size=6)
 
 

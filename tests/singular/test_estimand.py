@@ -56,14 +56,10 @@ def network() -> Problem:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"seed": 3},
-        {"chains": 2},
+        {"seed": 3, "chains": 2, "tol": 0.5, "mode": "sequential"},
         {"batch_size": 100},
-        {"max_gradients": 1000},
         {"kernel": "sgld", "batch_size": 64},
         {"kernel": "sgnht"},
-        {"mode": "sequential"},
-        {"tol": 0.5},
         {"step_size": 1e-5, "draws": 20, "burn_in": 0},
     ],
     ids=str,
@@ -194,7 +190,7 @@ def in_unit(unit, kernel):
 
 
 @pytest.mark.parametrize("kernel", ["kinetic", "sgld", "hmc"])
-@pytest.mark.parametrize("factor", [30.0, 1e9, 1e-9])
+@pytest.mark.parametrize("factor", [1e9, 1e-9])
 def test_parameters_in_another_unit_have_the_same_coefficient(kernel, factor):
     plain, moved = in_unit(1.0, kernel), in_unit(factor, kernel)
     assert moved.localization * factor**2 == pytest.approx(plain.localization)

@@ -107,11 +107,11 @@ def test_the_noise_of_batches_decides_their_size(noise, sizes):
 
 
 def test_a_batch_size_is_taken_as_given_and_all_data_where_there_are_few():
-    given = llc(regression(3.0), batch_size=100, max_gradients=2000)
+    given = llc(regression(3.0), batch_size=100, max_gradients=600)
     assert (given.chains.batch_size, given.chains.reasons["batch_size"]) == (100, "100: given")
-    all_ = llc(regression(3.0, samples=300), kernel="sgld", max_gradients=2000)
+    all_ = llc(regression(3.0, samples=300), kernel="sgld", max_gradients=600)
     assert all_.chains.reasons["batch_size"] == "300: all of the data"
-    hot = llc(regression(3.0), nbeta="batch", max_gradients=2000)
+    hot = llc(regression(3.0), nbeta="batch", max_gradients=600)
     assert (hot.chains.batch_size, hot.temperature) == (512, "B/log B, B = 512")
 
 
@@ -146,8 +146,12 @@ def test_data_in_small_batches_are_the_same_data():
     whole = regression(samples=400)
     pieces = Problem.from_function(half_square, {"w": whole.vector}, data_of(whole), batch_size=30)
     assert len(pieces.batches) == 14
-    for settings in ({}, {"kernel": "kinetic"}, {"kernel": "sgld", "batch_size": 40}):
-        first, other = (llc(problem, max_gradients=1600, **settings) for problem in (whole, pieces))
+    for settings in (
+        {"max_gradients": 1600},
+        {"kernel": "kinetic", "max_gradients": 600},
+        {"kernel": "sgld", "batch_size": 40, "max_gradients": 600},
+    ):
+        first, other = (llc(problem, **settings) for problem in (whole, pieces))
         assert other.chains.batch_size == first.chains.batch_size
         assert other.localization == pytest.approx(first.localization)
         assert other.value == pytest.approx(first.value, rel=1e-6)
@@ -169,7 +173,7 @@ def test_what_the_user_observes_is_not_observed_in_pilots(make):
 
     found = llc(
         make(),
-        max_gradients=4000,
+        max_gradients=1600,
         observables={"one": counted("observable")},
         averages={"mean": counted("average")},
     )

@@ -138,8 +138,9 @@ def test_truths_near_the_centre_follow_from_the_hessian_of_the_data(name, monkey
     assert float(found.stderr) < 0.02 * expected
 
 
-@pytest.mark.parametrize("gamma", [1.0, 100.0])
-@pytest.mark.parametrize("name", ["data-linear-1-1-1-r0-noisy", "data-linear-1-1-1-r1-noisy"])
+@pytest.mark.parametrize(
+    ("name", "gamma"), [("data-linear-1-1-1-r0-noisy", 100.0), ("data-linear-1-1-1-r1-noisy", 1.0)]
+)
 def test_block_gibbs_on_data_agrees_with_quadrature(name, gamma):
     """The network abx is one layer with the identity for its activation."""
     problem = CASES[name].make()

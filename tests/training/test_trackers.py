@@ -17,7 +17,9 @@ from tests.cases import classifier, quadratic, with_eigenvalues
 from tests.oracles import dense_hessian
 
 KINDS = ("trace", "spectrum", "top", "edge", "variance", "norms", "effective_rate")
-SETTINGS = {"top": {"k": 3}, "llc": {"chains": 2, "max_gradients": 800}}
+LLC = {"chains": 2, "max_gradients": 800}
+GIVEN = {"step_size": 1e-4, "draws": 20, "burn_in": 5}  # a step that need not be looked for
+SETTINGS = {"top": {"k": 3}, "llc": {**LLC, "settings": GIVEN}}
 
 
 def steps_of(problem, optimizer, count):
@@ -160,7 +162,7 @@ def test_the_learning_coefficient_is_that_along_checkpoints():
     for _ in steps_of(problem, optimizer, 2):
         rows.append(tracker.measure(problem, optimizer))
         points.append(problem.vector)
-    along = lh.singular.llc_along(sample, points, **SETTINGS["llc"])
+    along = lh.singular.llc_along(sample, points, **LLC, **GIVEN)
     assert [row["llc"] for row in rows] == [float(result) for result in along.results]
     assert rows[1]["wbic"] == float(along.results[1].wbic)
     assert rows[1]["llc_cost"] == along.results[1].cost
@@ -193,7 +195,8 @@ def test_all_measure_on_one_fixed_sample():
 def test_costs_are_what_was_said(name):
     for activation in ("tanh", "relu"):
         problem, optimizer = small(activation)
-        tracker = make_tracker(name, samples=30, **SETTINGS.get(name, {}))
+        settings = LLC if name == "llc" else SETTINGS.get(name, {})
+        tracker = make_tracker(name, samples=30, **settings)
         told = tracker.cost(problem)
         assert told.samples == 30
         row = tracker.measure(problem, optimizer)
