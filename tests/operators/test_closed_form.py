@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from lambdahat._core.progress import progress
 from lambdahat.estimators import trace
 from lambdahat.operators import fisher, ggn, gradient_covariance, hessian
-from lambdahat.operators.exact import ClosedForm, closed_form, layer_squares
+from lambdahat.operators.exact import ClosedForm, closed_form, layer_squares, validity
 from lambdahat.operators.exact.layer_squares import LayerCall
 from lambdahat.operators.exact.validity import few_of, separate_output
 from lambdahat.operators.linearise import leaves_of
@@ -247,7 +247,7 @@ def test_trace_and_diagonal_are_those_of_the_dense_matrix(name: str) -> None:
     make, shape, layered = MODELS[name]
     problem = problem_of(make, shape)
     agree(problem, dense_ggn(problem))
-    found = closed_form.trusted_layers(few_of(problem, leaves_of(problem, problem.vector))).names
+    found = validity.trusted_layers(few_of(problem, leaves_of(problem, problem.vector))).names
     expected = (
         set(problem.space.names) if layered == "all" else set() if layered == "none" else {layered}
     )
@@ -440,7 +440,7 @@ def test_statistics_that_are_not_the_model_s_own() -> None:
     problem = problem_of(*MODELS["batch-norm 2d"][:2]).refresh_statistics()
     agree(problem, dense_ggn(problem))
     leaves = leaves_of(problem, problem.vector)
-    trusted = closed_form.trusted_layers(few_of(problem, leaves)).names
+    trusted = validity.trusted_layers(few_of(problem, leaves)).names
     assert {"1.weight", "1.bias"} <= trusted
 
 
@@ -745,7 +745,7 @@ class TestRounds:
 
     def test_rounding_is_that_of_the_same_signs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """However the data are cut: other signs would differ by far more than rounding."""
-        monkeypatch.setitem(closed_form.CHUNK_BYTES, "cpu", 10_000)
+        monkeypatch.setitem(layer_squares.CHUNK_BYTES, "cpu", 10_000)
         operator = hessian(residual_network(dtype=torch.float32))
         found = trace(operator, tol=0.1)
         assert found.cost >= closed_form.MIN_ROUNDS

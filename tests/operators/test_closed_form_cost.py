@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lambdahat.estimators import trace
 from lambdahat.operators import ggn, hessian
-from lambdahat.operators.exact.layer_squares import in_one_pass
 from lambdahat.operators.rounding import PrecisionComparison
 from lambdahat.problem import Problem
 
@@ -186,28 +185,6 @@ def test_problem_of_a_named_loss_runs_the_model_twice() -> None:
     assert len(seen) == 2  # the second shows that it is deterministic
     Problem(model, lambda output, target: nn.functional.cross_entropy(output, target), [(x, y)])
     assert len(seen) == 2 + 4  # that a callable is a mean shows when every sample is there twice
-
-
-def test_in_one_pass() -> None:
-    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    other = torch.ones(2, requires_grad=True)
-    z = (x @ torch.randn(4, 2, dtype=torch.float64)).tanh()
-    seeds = torch.randn(5, 3, 2, dtype=torch.float64)
-    found = in_one_pass([z], [other, x], [seeds])
-    assert found is not None
-    assert found[0] is None
-    one_by_one = torch.stack(
-        [torch.autograd.grad(z, x, seed, retain_graph=True)[0] for seed in seeds]
-    )
-    torch.testing.assert_close(found[1], one_by_one)
-
-
-def test_in_one_pass_where_vmap_gives_up() -> None:
-    x = torch.ones(3, requires_grad=True)
-    z = 2 * x
-    # a number of all seeds together there is not
-    z.register_hook(lambda slope: slope * float(slope.sum()))
-    assert in_one_pass([z], [x], [torch.eye(3)]) is None
 
 
 class _Convolutions(TorchDispatchMode):

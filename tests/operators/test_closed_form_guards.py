@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,12 +13,13 @@ from torch import Tensor, nn
 import lambdahat as lh
 from lambdahat.estimators import trace
 from lambdahat.operators import ggn, hessian
-from lambdahat.operators.exact import closed_form, residual_checks
-from lambdahat.operators.exact.layer_squares import record_layers
-from lambdahat.operators.exact.residual_checks import Layers
+from lambdahat.operators.exact import residuals, validity
+from lambdahat.operators.exact.layer_squares import record
+from lambdahat.operators.exact.residuals import Layers
 from lambdahat.operators.exact.validity import few_of
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.problem import Problem
+from lambdahat.problem.evaluators import OF_IMAGES, OF_ROWS
 from tests.operators.test_closed_form import agree, flat, problem_of
 from tests.operators.test_piecewise import Net
 from tests.oracles import dense_ggn, dense_hessian
@@ -60,7 +65,7 @@ def test_hooks_that_mix_the_signals_of_samples(mixing: str) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
     model[1].register_forward_hook(hook)
     problem = Problem(model, "cross_entropy", (torch.randn(8, 4).double(), torch.arange(8) % 3))
-    trusted = closed_form.trusted_layers(few_of(problem, leaves_of(problem, problem.vector)))
+    trusted = validity.trusted_layers(few_of(problem, leaves_of(problem, problem.vector)))
     assert trusted.names == {"2.weight", "2.bias"}
 
 
@@ -208,7 +213,7 @@ def test_batches_with_numbers_and_layers_called_by_keyword() -> None:
     }
     problem = Problem(model, "cross_entropy", [batch])
     agree(problem, dense_ggn(problem))
-    trusted = closed_form.trusted_layers(few_of(problem, leaves_of(problem, problem.vector)))
+    trusted = validity.trusted_layers(few_of(problem, leaves_of(problem, problem.vector)))
     assert trusted.names == {"fc.weight", "fc.bias"}
     assert trace(hessian(problem)).value == pytest.approx(
         float(dense_hessian(problem).trace()), rel=1e-10
@@ -223,7 +228,7 @@ def test_squares_of_bfloat16_are_summed_in_single_precision(
     1), exactly.
     """
     if not layered:
-        monkeypatch.setattr(closed_form, "trusted_layers", lambda *_: closed_form.Trusted(set(), 2))
+        monkeypatch.setattr(validity, "trusted_layers", lambda *_: validity.Trusted(set(), 2))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         x = torch.randn(300, 7).bfloat16()
@@ -315,7 +320,7 @@ def passes(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
 
     for layer in problem.model:
         layer.register_forward_hook(count)
-    monkeypatch.setattr(residual_checks, "MOST_CHECKED", 0)
+    monkeypatch.setattr(residuals, "MOST_CHECKED", 0)
     assert not hessian(problem).exact.form.refused
     return len(seen)
 
@@ -359,7 +364,105 @@ def test_parallel_layers_are_looked_at_together(hooked: int | None, gated: bool)
             float(dense_hessian(problem).trace()), rel=1e-10
         )
     leaves = leaves_of(problem, problem.vector)
-    output, calls = record_layers(problem, leaves, problem.batches.first())
-    layers = Layers(output, leaves, {prefix: uses[0] for prefix, uses in calls.items()})
+    part = record(problem, leaves, problem.batches.first())
+    layers = Layers(part.output, leaves, part.once)
     groups = layers.probe_groups()
     assert sorted(map(len, groups)) == ([1, 1, 11] if gated else [1, 12])
+
+
+SIZES: dict[Any, tuple[Any, ...]] = {nn.Linear: (4, 4), nn.Threshold: (0.1, -1.0)}
+
+
+@pytest.mark.parametrize("kind", [*OF_IMAGES, *sorted(OF_ROWS, key=lambda kind: kind.__name__)])
+def test_every_kind_of_layer_in_a_chain(kind: Any) -> None:
+    """What is known of a chain is not looked at in numbers, so that it must be true of them all."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        dims = next((n for n in (1, 2, 3) if kind.__name__.endswith(f"{n}d")), 2)
+        sized = kind in OF_IMAGES or "BatchNorm" in kind.__name__
+        sizes = (2, 2, 2) if "Conv" in kind.__name__ else SIZES.get(kind, (2,) if sized else ())
+        convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+        layers = [convolution(1, 2, 2), kind(*sizes), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)]
+        model, x, y = nn.Sequential(*layers), torch.randn(6, 1, *dims * [5]), torch.arange(6) % 3
+        model.double().eval()(x.double())
+        for buffer in model[1].buffers():
+            buffer.add_(torch.rand_like(buffer.double()).to(buffer.dtype))
+    problem = Problem(model, "cross_entropy", (x.double(), y))
+    assert problem.chain(problem.batches.first()) is not None
+    leaves = leaves_of(problem, problem.vector)
+    part = record(problem, leaves, problem.batches.first())
+    assert torch.equal(part.output, problem.output(leaves, problem.batches.first()))
+    for operator, dense in ((hessian(problem), dense_hessian), (ggn(problem), dense_ggn)):
+        expected = pytest.approx(float(dense(problem).trace()), rel=1e-10)
+        assert trace(operator, method="exact").value == expected
+
+
+def squared(layer: Any, given: Any, left: Tensor) -> Tensor:
+    return left * left
+
+
+def doubled(layer: Any, given: tuple[Tensor]) -> tuple[Tensor]:
+    return (2 * given[0],)
+
+
+def with_forward(model: nn.Sequential) -> None:
+    model[1].forward = lambda z: z.relu() - z.mean(dim=0)  # type: ignore[method-assign]
+
+
+def with_tied_weights(model: nn.Sequential) -> None:
+    model[2].weight = model[0].weight
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a hook": lambda model: model[1].register_forward_hook(squared),
+    "a hook of the whole": lambda model: model.register_forward_hook(squared),
+    "a hook before": lambda model: model[2].register_forward_pre_hook(doubled),
+    "a hook of signals": lambda model: model[1].register_full_backward_hook(lambda *_: None),
+    "a pass of its own": with_forward,
+    "tied weights": with_tied_weights,
+    "a layer twice": lambda model: model.append(model[2]),
+    "statistics twice": lambda model: model.extend(2 * [nn.BatchNorm1d(4, affine=False)]),
+    "a layer of another kind": lambda model: model.append(nn.LayerNorm(4)),
+    "a subclass": lambda model: model.append(type("Own", (nn.Linear,), {})(4, 4)),
+    "samples that are joined": lambda model: model.extend(
+        [nn.Flatten(0, 1), nn.Unflatten(0, (-1, 4))]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_no_chain(name: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).double().eval()
+        x, y = torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 4
+        CHANGES[name](model)
+        problem = Problem(model.double(), "cross_entropy", (x, y))
+    assert problem.chain(problem.batches.first()) is None
+    expected = pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
+    assert trace(hessian(problem)).value == expected
+
+
+@contextmanager
+def a_hook_of_all() -> Iterator[None]:
+    handle = nn.modules.module.register_module_forward_hook(squared)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def test_a_chain_is_one_no_more_under_hooks_of_all_modules_and_replaced_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    problem = Problem(model, "cross_entropy", (torch.randn(6, 4).double(), torch.arange(6) % 3))
+    batch = problem.batches.first()
+    assert problem.chain(batch) is not None
+    with a_hook_of_all():
+        assert problem.chain(batch) is None
+    for kind in (nn.ReLU, nn.Sequential):
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "forward", lambda layer, given: given)
+            assert problem.chain(batch) is None
+    assert problem.chain(batch) is not None

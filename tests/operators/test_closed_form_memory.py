@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 import lambdahat as lh
 from lambdahat.operators.exact import layer_squares
@@ -19,6 +20,7 @@ from lambdahat.operators.rounding import PrecisionComparison
 from lambdahat.problem.memory import LiveBytes
 from tests.operators.test_closed_form import MODELS as SMALL
 from tests.operators.test_closed_form import agree, flat, problem_of
+from tests.operators.test_layer_squares import refuse
 from tests.oracles import dense_ggn
 
 
@@ -32,7 +34,7 @@ def without_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MEBI = 2**20
-WAYS = ("_linear_squares", "_position_squares", "_shared_squares")
+WAYS = ("_linear_squares", "_position_norms", "_shared_squares")
 # name: model, shape of one input, the way that the sums of squares of the first layer go
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "linear on three positions": (
@@ -108,7 +110,8 @@ def test_every_way_is_exact_by_any_rows(
             return rows
 
     monkeypatch.setattr(layer_squares, "FORMED_BYTES", Room(0))
-    monkeypatch.setattr(layer_squares, "FEW_SIGNALS", 1 << 18 if together else 0)
+    if not together:
+        monkeypatch.setattr(layer_squares, "_pull_together", refuse)
     agree(problem, dense)
     operator = lh.ggn(problem)
     assert operator.exact.trusted.names == set(problem.space.names)
@@ -190,16 +193,17 @@ def test_signals_stay_within_their_room_where_the_batch_cannot_be_cut(
         9 * (8 * 6 * 6 + 8) * 8
     )  # bytes of one factor's signals, at the convolution's output and the last layer's input
     monkeypatch.setattr(layer_squares, "SIGNAL_BYTES", 2 * row)
-    monkeypatch.setattr(layer_squares, "FEW_SIGNALS", 1 << 60 if together else 0)
-    sent, plain = [], layer_squares._squares
+    if not together:
+        monkeypatch.setattr(layer_squares, "_pull_together", refuse)
+    sent, plain = [], layer_squares._of_layer
 
-    def spy(call: Any, deltas: Any, signs: Tensor, *rest: Any) -> Any:
-        sent.append(len(signs))
-        return plain(call, deltas, signs, *rest)
+    def spy(call: Any, deltas: Any, *rest: Any) -> Any:
+        sent.append(sum(map(len, deltas)))
+        return plain(call, deltas, *rest)
 
-    monkeypatch.setattr(layer_squares, "_squares", spy)
+    monkeypatch.setattr(layer_squares, "_of_layer", spy)
     agree(problem, dense)
-    assert max(sent) == (1 if together else 2)
+    assert max(sent) == 1
 
 
 class Doubled(torch.autograd.Function):
@@ -251,7 +255,8 @@ def test_an_error_of_the_user_s_own_is_seen() -> None:
         raise LookupError("mine")
 
     z.register_hook(broken)
-    assert layer_squares.in_one_pass([z], [x], [torch.eye(3)]) is None
+    with pytest.raises(LookupError, match="mine"):
+        layer_squares.pull_signals([z], [get_gradient_edge(x)], [torch.eye(3)], None)
     model = flat(nn.Linear(4, 5), nn.Tanh(), width=5).double()
     model[0].register_forward_hook(lambda layer, given, left: left.register_hook(broken) and None)
     data = torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3

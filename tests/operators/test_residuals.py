@@ -15,12 +15,12 @@ from scipy import stats
 from torch import Tensor, nn
 
 from lambdahat.estimators import trace, trace_per_layer
-from lambdahat.operators import exact as exact_forms
 from lambdahat.operators import ggn, hessian
-from lambdahat.operators.exact import closed_form, layer_squares, residual_checks
+from lambdahat.operators.exact import closed_form, layer_squares, residuals
 from lambdahat.problem import Problem
 from lambdahat.results import Status
 from tests.operators.contract import relative
+from tests.operators.test_layer_squares import refuse
 from tests.operators.test_piecewise import Net
 from tests.oracles import dense_ggn, dense_hessian
 
@@ -122,10 +122,10 @@ def test_deeper_networks_by_columns(
     problem = problem_of(perceptron(*widths), loss="mse")
     agree(problem, columns)
     monkeypatch.setattr(layer_squares, "SIGNAL_BYTES", 700)
-    monkeypatch.setitem(closed_form.CHUNK_BYTES, "cpu", 200)
+    monkeypatch.setitem(layer_squares.CHUNK_BYTES, "cpu", 200)
     monkeypatch.setitem(closed_form.CHUNK, "cpu", 2)
     agree(problem, columns)
-    monkeypatch.setattr(layer_squares, "FEW_SIGNALS", 0)
+    monkeypatch.setattr(layer_squares, "_pull_together", refuse)
     agree(problem, columns)
 
 
@@ -136,7 +136,7 @@ def test_layers_that_take_too_many_columns_are_left_out_of_the_check(
     """But only they: what reaches the others is compared in full, so that nothing true is
     refused.
     """
-    monkeypatch.setattr(residual_checks, "MOST_CHECKED", most)
+    monkeypatch.setattr(residuals, "MOST_CHECKED", most)
     agree(problem_of(perceptron(6, 7, 5)), 5)
     agree(problem_of(perceptron(3, 4, 5, 4)), 9)
 
@@ -372,7 +372,7 @@ def test_products_go_on_where_rounds_are_spent(
 def test_too_many_columns_are_left_to_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closed_form, "MANY_FACTORS", 3)
     monkeypatch.setattr(closed_form, "MANY_COLUMNS", 3)
-    monkeypatch.setattr(exact_forms, "MOST_COLUMNS", 3)
+    monkeypatch.setattr(closed_form, "MOST_COLUMNS", 3)
     operator = hessian(deep())
     assert operator.known_diagonal() is None
     assert operator.exact.trace_by == "rounds"

@@ -17,6 +17,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -700,17 +701,20 @@ def repeated() -> Iterator[None]:
         yield
 
 
-def nodes_below(roots: Sequence[Any]) -> Iterator[Any]:
-    """Some nodes of an autograd graph and every node below them, once."""
-    seen: set[Any] = {None}
-    stack = list(roots)
+def nodes_below(roots: Iterable[Any]) -> Iterator[Any]:
+    """Some nodes of an autograd graph and every node below them, once, after all it depends on."""
+    done: set[Any] = {None}
+    stack = [(root, False) for root in roots]
     while stack:
-        node = stack.pop()
-        if node in seen:
+        node, ready = stack.pop()
+        if node in done:
             continue
-        seen.add(node)
-        yield node
-        stack.extend(child for child, _ in node.next_functions)
+        if ready:
+            done.add(node)
+            yield node
+            continue
+        stack.append((node, True))
+        stack.extend((child, False) for child, _ in node.next_functions if child not in done)
 
 
 def kind_of(node: Any) -> str:
@@ -718,6 +722,11 @@ def kind_of(node: Any) -> str:
     name = type(node).__name__
     if isinstance(node, BackwardCFunction):
         return f"the custom function {name.removesuffix('Backward')}"
+    return _without_number(name)
+
+
+@cache
+def _without_number(name: str) -> str:
     kind, _, number = name.rpartition("Backward")
     return kind if number.isdigit() else name
 
@@ -752,7 +761,7 @@ def saved_bytes(run: Callable[[], Any], held: Iterable[Tensor] = ()) -> tuple[An
 
 def leaves_of(problem: Problem, theta: Tensor) -> dict[str, Tensor]:
     """The parameters at θ as leaves of new autograd graphs."""
-    values = {name: tensor.detach() for name, tensor in problem.named(theta).items()}
+    values = problem.named(theta.detach())
     leaves = {name: torch.empty_like(value) for name, value in values.items()}
     torch._foreach_copy_(list(leaves.values()), list(values.values()))  # one operation for all
     return {name: leaf.requires_grad_() for name, leaf in leaves.items()}

@@ -9,10 +9,10 @@ in all products. So a few products are made again in float64.
 from __future__ import annotations
 
 import math
-import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from lambdahat.operators.curvature import Curvature
 from lambdahat.operators.exact import COMPARED_WHOLE, HessianForm
 from lambdahat.operators.linearise import hessian_map, loss_slopes, twice_differentiable
 from lambdahat.problem import Problem
-from lambdahat.problem.batches import Batch, Batches, free_memory, rng_untouched, take
+from lambdahat.problem.batches import FITS, Batch, Batches, free_memory, rng_untouched, take
 from lambdahat.problem.losses import NAMED
 from lambdahat.results import NORMAL_QUANTILE, Estimate, Status
 
@@ -154,10 +154,10 @@ def closed_form_rounding(
 
     Of a ``sampled`` trace one round is evaluated in their place, with the same random signals.
 
-    The closed form itself is evaluated in both precisions: on all samples if they are few, and
-    otherwise on those that add most to the trace, whose errors count as they are, and on random
-    parts of the others, whose mean stands for the rest with its standard error. Traces of large
-    logits are made by few samples, which a random part would miss.
+    What samples added to the trace is compared with the closed form in float64: of all samples if
+    they are few, and otherwise of those that add most, whose errors count as they are, and of two
+    random parts of the others, whose mean stands for the rest with its standard error. Traces of
+    large logits are made by few samples, which a random part would miss.
     """
     if not isinstance(operator, Curvature) or type(operator).known_trace != Curvature.known_trace:
         return None
@@ -168,64 +168,70 @@ def closed_form_rounding(
         return kept[sampled]
     problem, form = operator.problem.alone(), operator.exact
     gauss_newton = form.gauss_newton if isinstance(form, HessianForm) else form
-    # what activations add is neither known by sample nor sampled in this way
-    plain = not (isinstance(form, HessianForm) and form.form.curved)
-    known = None if sampled else operator.closed_sums
-    if known is None and not (sampled and plain):
+    # what activations add is not sampled in this way
+    curved = isinstance(form, HessianForm) and bool(form.form.curved)
+    if curved if sampled else operator.closed_sums is None:
         return None
-    few, sizes, shares = problem, [problem.num_samples], [1.0]
-    if problem.num_samples > COMPARED_WHOLE and problem.norm != "train":
-        weights, stream = gauss_newton.sample_weights, generator(0, "rounding")
-        known_all = sum(map(len, weights)) == problem.num_samples
-        leading = torch.cat(weights).topk(LEADING).indices.cpu() if known_all else None
+    factors, added = gauss_newton.factors, None if sampled else form.by_sample
+    # other ranks have the rest, or factors depend on what other samples are there
+    partial = added is not None and added.shape[1] < problem.num_samples
+    if partial or factors is None or not factors.parts:
+        added = None
+    few, share, sizes = problem, 1.0, [problem.num_samples]
+    chosen: Tensor | None = None
+    if problem.num_samples > COMPARED_WHOLE:
+        chosen = _choose(problem, None if added is None else added[1])
+        few, share = problem.on_samples(chosen)
         sizes = [LEADING, OTHERS, OTHERS]
-        few, share = _strata(problem, leading, LEADING, sizes[1:], stream, joined=plain)
-        # what a part says of the whole: of a mean over the part, or of its terms in a mean over all
-        rest = (problem.num_samples - LEADING) / OTHERS
-        shares = [share, *[share * rest if plain else 1 - share] * 2]
-    with default_context(), rng_untouched(), warnings.catch_warnings():
+
+    def sums(of: Problem) -> Tensor:
+        """The sums over each parameter of what each sample adds, (L, samples)."""
+        same = gauss_newton.like(of)
+        factors = same.random_signals(0, range(1)) if sampled else same.factors
+        assert factors is not None
+        return share * form.like(of).sums_by_sample(factors)
+
+    with rng_untouched(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-
-        def sums(of: Problem) -> Tensor:
-            """The sums over each parameter, by part, (parts, L)."""
-            if plain:
-                same = gauss_newton.like(of)
-                factors = same.random_signals(0, range(1)) if sampled else same.factors
-                assert factors is not None
-                each = same.sums_by_sample(factors)
-                return torch.stack([part.sum(dim=1) for part in each.split(sizes, dim=1)])
-            other = form.like(of)
-            only = [None] if few is problem else list(of.batches)
-            found = [other.sums(only=batch) for batch in only]
-            if any(part is None for part in found):
-                raise ValueError("the closed form does not hold on these samples")
-            return torch.stack(found)  # type: ignore[arg-type]
-
         try:
-            own = known[None] if known is not None and few is problem else sums(few)
             double = _run_in_double(few, sums)
+            if added is None:
+                own = sums(few).sum(dim=0)
+            else:
+                own = added[0] if chosen is None else added[0, chosen]
         except (ValueError, torch.OutOfMemoryError):
             return None
-    lengths = torch.tensor([math.prod(shape) for shape in problem.space.shapes]).to(double)
-    scale = torch.tensor(shares, dtype=torch.float64)[:, None].to(double.device)
-    errors, traces = (scale * (own - double)).sum(dim=1), scale * double
-    traces = traces[0] + traces[1:].sum(dim=0) / max(1, len(traces) - 1)
-    # no more than the diagonal's norm
-    squares = (traces.square() / lengths).sum()
-    # all are read at once: every reading waits for the GPU
-    first, *others, total, square = torch.cat(
-        [errors, traces.abs().sum()[None], squares[None]]
-    ).tolist()
-    error = first
+    # by part, what each parameter adds, and the error: read at once, for which a GPU is waited for
+    numbers = torch.cat([double, (own - double.sum(dim=0))[None]])
+    first, *others = torch.stack([part.sum(dim=1) for part in numbers.split(sizes, dim=1)]).tolist()
+    *traces, error = first
     if others:
-        error += sum(others) / len(others)
-        error = LONGER * math.hypot(error, statistics.stdev(others) / math.sqrt(len(others)))
+        rest = (problem.num_samples - LEADING) / OTHERS
+        columns = zip(traces, *(part[:-1] for part in others), strict=True)
+        traces = [leading + rest * (one + other) / 2 for leading, one, other in columns]
+        one, other = (rest * part[-1] for part in others)
+        # the standard error of the mean of two is half their distance
+        error = LONGER * math.hypot(error + (one + other) / 2, (one - other) / 2)
+    # no more than the diagonal's norm
+    lengths = map(math.prod, problem.space.shapes)
+    size = math.sqrt(sum(x * x / length for x, length in zip(traces, lengths, strict=True)))
     # errors may cancel by chance
-    error, size = max(abs(error), torch.finfo(operator.dtype).eps * total), math.sqrt(square)
+    error = max(abs(error), torch.finfo(operator.dtype).eps * sum(map(abs, traces)))
     if not (math.isfinite(error) and math.isfinite(size)):
         return None
     kept[sampled] = (error, size)
     return error, size
+
+
+def _choose(problem: Problem, sizes: Tensor | None) -> Tensor:
+    """The samples that add most to a trace, where that is known, and random others."""
+    stream = generator(0, "rounding", device=problem.device)
+    order = torch.rand(problem.num_samples, generator=stream, device=problem.device)
+    if sizes is None:
+        return order.topk(LEADING + 2 * OTHERS).indices
+    leading = sizes.topk(LEADING).indices
+    others = order.index_fill_(0, leading, -1.0).topk(2 * OTHERS).indices
+    return torch.cat([leading, others])
 
 
 def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:
@@ -401,8 +407,11 @@ def _fits(model: Curvature) -> bool:
     problem = model.problem
     if problem.memory is not None:
         return False
+    taken = VECTORS * torch.float64.itemsize * model.dim
+    if taken <= FITS:
+        return True
     free = problem.ranks.least(free_memory(problem.device), "the free memory", problem.device)
-    return VECTORS * torch.float64.itemsize * model.dim <= MEMORY_SHARE * free
+    return taken <= MEMORY_SHARE * free
 
 
 def _twins_of(model: Curvature, samples: int, weighed: bool = True) -> _Twins:
@@ -429,17 +438,23 @@ def _run_in_double(problem: Problem, run: Callable[[Problem], Any], halved: bool
     eps = torch.finfo(problem.vector.dtype).eps
     try:
         wide = problem.in_double(halved)
-        # whether the model or the loss casts to less than float64, by one pass of two samples
-        batch = wide.batches.first()
-        batch = batch if wide.norm == "train" else take(batch, slice(0, 2))
-        with torch.no_grad(), _Casts() as casts:  # type: ignore[no-untyped-call]
-            wide.batch_loss(wide.named(wide.vector), batch)
-        return run(_perturb(wide, eps) if casts.seen else wide)
+        return run(_perturb(wide, eps) if _casts(wide) else wide)
     except torch.OutOfMemoryError:
         raise
     # whatever a model raises that does not run in float64, or on a device without it
     except Exception:
         return run(_perturb(problem, eps))
+
+
+def _casts(problem: Problem) -> bool:
+    """Whether the model or the loss casts to less than float64, by one pass of two samples."""
+    batch = problem.batches.first()
+    if type(problem.loss_function) in NAMED.values() and problem.chain(batch) is not None:
+        return False
+    batch = batch if problem.norm == "train" else take(batch, slice(0, 2))
+    with torch.no_grad(), _Casts() as casts:  # type: ignore[no-untyped-call]
+        problem.batch_loss(problem.named(problem.vector), batch)
+    return bool(casts.seen)
 
 
 def _perturb(problem: Problem, eps: float) -> Problem:
@@ -455,41 +470,12 @@ class _Casts(OperationWatch):
     seen = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        entered, left = (
-            [x.dtype for x in tree_leaves(part) if isinstance(x, Tensor)] for part in (args, out)
-        )
-        wide = torch.float64.itemsize
-        reduced = any(dtype.is_floating_point and dtype.itemsize < wide for dtype in left)
-        self.seen |= reduced and torch.float64 in entered
+        out, wide = func(*args, **(kwargs or {})), torch.float64.itemsize
+        left = [x.dtype for x in tree_leaves(out) if isinstance(x, Tensor)]
+        if any(dtype.is_floating_point and dtype.itemsize < wide for dtype in left):
+            entered = [x.dtype for x in tree_leaves(args) if isinstance(x, Tensor)]
+            self.seen |= torch.float64 in entered
         return out
-
-
-def _strata(
-    problem: Problem,
-    leading: Tensor | None,
-    count: int,
-    others: list[int],
-    stream: torch.Generator,
-    joined: bool = False,
-) -> tuple[Problem, float]:
-    """The problem on ``leading`` samples, or ``count`` random ones, and on random parts of others,
-    and the share of the first part in the loss.
-
-    ``joined``: all in one batch in this order, and the share of that.
-    """
-    batches, order = problem.batches, torch.randperm(problem.num_samples, generator=stream)
-    if leading is not None:
-        order = torch.cat([leading, order[~torch.isin(order, leading)]])
-    places, rank = order[: count + sum(others)].sort()
-    rows = rank.argsort().to(problem.device).split(len(places) if joined else (count, *others))
-    whole = batches.subset(places, len(places)).first()
-    parts = [take(whole, row) for row in rows if len(row)]
-    data = [part.data for part in parts]
-    few = problem.on_checked(Batches(lambda: data, problem.device, batches.dtype))
-    # of no batch of the data, so that its weight is counted anew
-    first = replace(parts[0], index=-1)
-    return few, problem.sample_share(first) * first.size / problem.num_samples
 
 
 def _sample_of(problem: Problem, samples: int, weighed: bool) -> tuple[Problem, int, float]:
@@ -513,9 +499,17 @@ def _sample_of(problem: Problem, samples: int, weighed: bool) -> tuple[Problem, 
     stream, count = generator(0, "rounding"), int(WEIGHTIEST * samples)
     leading = _weightiest(problem, count) if weighed else None
     count = 0 if leading is None else count
-    each = max(1, (samples - count) // PARTS)
-    few, share = _strata(problem, leading, count, PARTS * [each], stream)
-    return few, PARTS + (count > 0), share if count else 0.0
+    order, sizes = torch.randperm(problem.num_samples, generator=stream), PARTS * [0]
+    if leading is not None:
+        order, sizes = torch.cat([leading, order[~torch.isin(order, leading)]]), [count, *sizes]
+    sizes[-PARTS:] = PARTS * [max(1, (samples - count) // PARTS)]
+    whole, ends = batches.gather(order[: sum(sizes)]), list(accumulate(sizes, initial=0))
+    parts = [take(whole, slice(*pair)) for pair in pairwise(ends)]
+    data = [part.data for part in parts if part.size]
+    few = problem.on_checked(Batches(lambda: data, problem.device, batches.dtype))
+    # of no batch of the data, so that its weight is counted anew
+    share = problem.sample_share(replace(parts[0], index=-1)) * count / problem.num_samples
+    return few, len(sizes), share
 
 
 def _weightiest(problem: Problem, count: int) -> Tensor | None:

@@ -30,6 +30,7 @@ from lambdahat._core.check import describe, message, require, require_count
 from lambdahat._core.storage import update_digest
 
 CACHE_FRACTION = 0.25
+FITS = 1 << 26  # bytes that are taken without a look at the free memory
 
 
 T = TypeVar("T")
@@ -202,20 +203,32 @@ class Batches:
 
     def subset(self, indices: Tensor, batch_size: int | None = None) -> Batches:
         """The samples at sorted ``indices``, in batches of ``batch_size`` or as they fall."""
-
-        def chosen() -> Iterator[Any]:
-            start = 0
-            for batch in self:
-                inside = indices[(indices >= start) & (indices < start + batch.size)] - start
-                start += batch.size
-                if len(inside):
-                    yield take(batch, inside.to(self.device)).data
-
-        passes: Callable[[], Iterable[Any]] = chosen
+        passes: Callable[[], Iterable[Any]] = partial(self._rows, indices)
         if batch_size is not None:
             require_count(batch_size, "batch_size")
-            passes = partial(_slices, concatenate(list(chosen())), batch_size)
+            passes = partial(_slices, concatenate(list(passes())), batch_size)
         return Batches(passes, self.device, self.dtype)
+
+    def _rows(self, indices: Tensor) -> Iterator[Any]:
+        start = 0
+        for batch in self:
+            inside = indices[(indices >= start) & (indices < start + batch.size)] - start
+            start += batch.size
+            if len(inside):
+                yield take(batch, inside.to(self.device)).data
+
+    def gather(self, indices: Tensor) -> Batch:
+        """The samples at ``indices``, in this order, as one batch."""
+        if len(self) == 1:  # nothing to read on a GPU
+            return take(self.first(), indices.to(self.device))
+        places, order = indices.cpu().sort()
+        whole = Batch(concatenate(list(self._rows(places))), len(places))
+        return take(whole, order.argsort().to(self.device))
+
+    def only(self, batch: Batch) -> Batches:
+        """One batch of samples of these, which need no second look."""
+        one = {"_passes": lambda: [batch.data], "_kept": [batch], "raw": None}
+        return copy_with(self, **one, sizes=[batch.size], num_samples=batch.size, sums=[])
 
     def cut(self, rows: int) -> Batches:
         """The same samples in the same order, each batch cut into pieces of at most ``rows``."""
@@ -234,8 +247,11 @@ class Batches:
             return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
         moved = (replace(batch, data=tree_map(wider, batch.data)) for batch in self)
-        kept, passes = cache_if_small(moved, self.device), lambda: (batch.data for batch in self)
-        return copy_with(self, dtype=dtype, raw=None, _passes=passes, _kept=kept)
+        small = self._kept is not None and sum(map(_bytes, self._kept)) * dtype.itemsize <= FITS
+        kept = list(moved) if small else cache_if_small(moved, self.device)
+        copied = copy_with(self, dtype=dtype, raw=None, _kept=kept)
+        copied._passes = lambda: (batch.data for batch in self)
+        return copied
 
     def place(self, raw: Any, index: int) -> Batch:
         """Raw data as a batch on the device."""
@@ -267,6 +283,11 @@ def _content(leaf: Any) -> str:
     return content.hexdigest()
 
 
+def _bytes(batch: Batch) -> int:
+    tensors = (leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor))
+    return sum(leaf.numel() * leaf.element_size() for leaf in tensors)
+
+
 def _sums(data: Any) -> list[Tensor]:
     """The sum of each tensor of real numbers in a batch, in float32 at least."""
     sums = []
@@ -283,8 +304,7 @@ def cache_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch
     """The batches as a list where they fit in a quarter of the free memory, else None."""
     room, kept = CACHE_FRACTION * free_memory(device), []
     for batch in batches:
-        tensors = (leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor))
-        room -= sum(leaf.numel() * leaf.element_size() for leaf in tensors)
+        room -= _bytes(batch)
         if room < 0:
             return None
         kept.append(batch)

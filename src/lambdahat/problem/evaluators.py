@@ -12,6 +12,7 @@ from functools import reduce
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
@@ -30,6 +31,22 @@ DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 LOGITS, LOSS = "logits", "loss"  # by which names models give them
 LARGE = 1 << 20  # bytes of a tensor above which a copy for every pass would cost time and memory
+# torch's own layers that take every sample by itself: from inputs of so many dimensions, …
+_IMAGES = (
+    (nn.Conv1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d),
+    (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d),
+    (nn.Conv3d, nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool3d),
+)
+OF_IMAGES = {kind: place + 3 for place, kinds in enumerate(_IMAGES) for kind in kinds}
+# … and from any
+OF_ROWS = {
+    *(nn.Linear, nn.Flatten, nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
+    *(nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.Hardtanh, nn.Hardshrink, nn.Softshrink, nn.Threshold),
+    *(nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Softplus),
+    *(nn.LogSigmoid, nn.Hardswish, nn.Tanhshrink),
+}
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class Evaluator:
@@ -261,6 +278,55 @@ class Evaluator:
         if labels is None:
             return None
         return (labels[:, 1:] if self.shifts else labels).ne(IGNORE).sum()
+
+
+def chain_of(model: nn.Module, dims: int) -> list[tuple[str, nn.Module]] | None:
+    """The layers by name, in their order, of a chain of torch's own for inputs of so many
+    dimensions; None for other models.
+
+    In a chain every sample is taken by itself, and the graph of its output shows all that it does:
+    no layer has a hook, a forward pass or a kind of parameters of its own. Hooks come and go, so
+    that this is looked at anew each time.
+    """
+    layers, left, held = [], [("", model)], list[int]()
+    while left:
+        name, layer = left.pop()
+        kind, state = type(layer), vars(layer)
+        known = kind is nn.Sequential or kind in OF_ROWS or OF_IMAGES.get(kind) == dims
+        # torch's own pass, which users replace in a layer or in its class
+        known = known and "forward" not in state and kind.forward.__module__.startswith("torch.nn.")
+        if not known or any(map(state.get, HOOKS)):
+            return None
+        if kind is nn.Sequential:
+            dot = f"{name}." if name else ""
+            parts = [(f"{dot}{key}", part) for key, part in layer._modules.items()]
+            left += [(key, part) for key, part in reversed(parts) if part is not None]
+            continue
+        tensors = [*layer._parameters.values(), *layer._buffers.values()]
+        tensors = [tensor for tensor in tensors if tensor is not None]
+        if layer.training or not {nn.Parameter, Tensor}.issuperset(map(type, tensors)):
+            return None
+        if isinstance(layer, nn.Flatten):
+            if (layer.start_dim, layer.end_dim) != (1, -1):
+                return None
+            dims = 2
+        layers.append((name, layer))
+        held += map(id, tensors)  # a layer or a tensor that is there twice has one name only
+    everywhere = any(getattr(nn.modules.module, f"_global{hooks}") for hooks in HOOKS)
+    return None if everywhere or dims < 2 or len(set(held)) < len(held) else layers
+
+
+def run_layer(layer: Any, own: Mapping[str, Tensor], given: Tensor) -> Tensor:
+    """What a layer of a chain gives with parameters and buffers of these values."""
+    weight, bias = own.get("weight"), own.get("bias")
+    if isinstance(layer, nn.Linear):
+        return F.linear(given, own["weight"], bias)
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        return layer._conv_forward(given, own["weight"], bias)
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        mean, variance = own["running_mean"], own["running_var"]
+        return F.batch_norm(given, mean, variance, weight, bias, eps=layer.eps)
+    return layer(given)  # type: ignore[no-any-return]
 
 
 def _part_of(output: Any, name: str, default: Any) -> Any:

@@ -40,6 +40,7 @@ from lambdahat.problem.evaluators import (
     FunctionEvaluator,
     OutputEvaluator,
     Parameters,
+    chain_of,
     check_first_batch,
 )
 from lambdahat.problem.losses import COUNTS, Custom, Loss, make_loss
@@ -287,6 +288,22 @@ class Problem:
         """The private copy of the model that is evaluated, or None."""
         return self._evaluate.model if type(self._evaluate) is Evaluator else None
 
+    def chain(self, batch: Batch) -> tuple[list[tuple[str, nn.Module]], Tensor] | None:
+        """The layers of a model whose graph shows all that it does (``chain_of``), and their input;
+        None for other models.
+        """
+        if self.model is None or self.loss_function is None or self.norm == "train":
+            return None
+        args, kwargs, _ = self._with_model("chain").split(batch)
+        if kwargs or len(args) != 1 or type(args[0]) is not Tensor:
+            return None
+        layers = chain_of(self.model, args[0].ndim)
+        return None if layers is None else (layers, args[0])
+
+    def tensors(self, parameters: Parameters) -> dict[str, Tensor]:
+        """The named parameters with all else that the model holds."""
+        return {**self._with_model("tensors").constants(), **parameters}
+
     def at(self, theta: Tensor | Parameters) -> Problem:
         """The same problem at other parameters: a flat vector, or tensors by name (the rest as is).
 
@@ -336,8 +353,11 @@ class Problem:
         other.batches = (self.batches.cut(rows) if split else self.batches).cast(torch.float64)
         if self.ranks.size > 1:
             other._finish()
-        else:
+        elif split:
             other._weigh()  # the first batch was looked at in this problem
+        else:
+            parts = other.batches, self.weights, False, other._evaluate.terms
+            other.share = Share(self.ranks, *parts)
         return other
 
     def fixed(self) -> Problem:
@@ -382,6 +402,12 @@ class Problem:
         other = copy_with(self, batches=data if own else self._make_batches(data, batch_size))
         other._finish()
         return other
+
+    def on_samples(self, indices: Tensor) -> tuple[Problem, float]:
+        """The same on some of its own samples, in this order in one batch, and their share in L."""
+        batch = self.batches.gather(indices)
+        other = self.on_checked(self.batches.only(batch))
+        return other, other._total / self._total
 
     def on_checked(self, batches: Batches) -> Problem:
         """The same problem on some of its own samples, which are not checked again."""

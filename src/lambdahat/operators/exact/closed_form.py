@@ -4,30 +4,20 @@ With M_i = Σ_k c_ik s_ik s_ikᵀ at the output, tr (1/n) Σ_i J_iᵀM_iJ_i = (1
 s_ik‖². For a linear layer J_iᵀ s_ik is the outer product of the signal δ that comes back and the
 input a, of squared norm ‖δ‖²‖a‖²: no per-sample gradient is formed. Convolutions and batch-norm in
 eval mode have similar forms; other parameters go through per-sample gradients. All of it holds
-where samples do not mix, in the model and in the loss; where they do, there are no factors.
-
-Where a network is linear, piecewise linear or a product in everything but activations a = φ(z) of
-single elements, ∂²ℓ/∂θ_j² has besides the Gauss–Newton term Σ_k Σ_i r_ki (∂z_ki/∂θ_j)², with r_k =
-φ''(z_k)·∂ℓ/∂a_k: as much as Gauss–Newton matrices of the "outputs" z_k, with M = diag(r_k). At the
-layer z = Wa + b itself the matrix is diag(r), and one linear map further down, z' = Wφ(z) + b, its
-diagonal is φ'(z)²·(W∘W)ᵀr: one product for all columns. Below, columns √|r_i|·e_i are sent back one
-by one or, in their place, all times normal numbers u: E[(Σ_i u_i √r_i J_ij)²] = Σ_i r_i J_ij², for
-r > 0 and r < 0 apart, independent from sample to sample.
+where samples do not mix, in the model and in the loss; where they do, there are no factors. The
+Hessian has besides what smooth activations add (``residuals.py``).
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch import Tensor
 from torch.func import grad, vmap
 
 from lambdahat._core.progress import report
@@ -36,31 +26,29 @@ from lambdahat._core.rng import generator
 from lambdahat.operators import linearise
 from lambdahat.operators.exact import layer_squares, validity
 from lambdahat.operators.exact.layer_squares import (
-    Calls,
     Form,
-    LayerCall,
+    Part,
     Squares,
-    add_squares,
-    names_in,
-    owner,
+    Trusted,
     pull_squares,
+    record,
 )
-from lambdahat.operators.exact.validity import Factors, Few, separate_output
-from lambdahat.operators.linearise import (
-    Leaves,
-    kind_of,
-    loss_slopes,
-    nodes_below,
-    twice_differentiable,
+from lambdahat.operators.exact.residuals import Residuals, SampledResiduals, verify
+from lambdahat.operators.exact.validity import (
+    Factors,
+    Few,
+    ModelForm,
+    form_of,
+    no_form,
+    separate_output,
 )
+from lambdahat.operators.linearise import Leaves, twice_differentiable
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, free_memory, rows_of, take
 from lambdahat.problem.memory import PASS
 from lambdahat.results import Estimate, Status, student_quantile
 
-CHUNK = {"cpu": 512, "cuda": 8192}  # samples sent through together at the most …
-# … and the signals that come back for them, which a cache should hold
-CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 29}
+CHUNK = {"cpu": 512, "cuda": 8192}  # samples sent through together at the most
 MEMORY_PARTS = 16  # of a GPU's free memory, one of which the signals may take instead
 # rounds of random signals: at first, at most, and those that one forward pass serves
 MIN_ROUNDS, MAX_ROUNDS, JOINT_ROUNDS = 16, 256, 16
@@ -73,34 +61,10 @@ COMPARED_WHOLE = 256
 # the loss at the output, and those of smooth activations
 MANY_FACTORS, MANY_COLUMNS = 32, 128
 MOST_SIGNALS = 1024  # that an exact trace takes where sampling it would take more
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some of the data after a forward pass: the output with its graph, and the uses of layers.
-
-    ``share`` is the weight of a sample; ``once`` are the uses of layers whose parameters enter
-    once, ``layered`` those parameters; ``room`` the bytes that signals may take, if not the usual.
-    """
-
-    batch: Batch
-    share: float
-    output: Tensor
-    once: dict[str, LayerCall]
-    layered: set[str]
-    room: int | None = None
-
+MOST_COLUMNS = 1024  # signals of smooth activations, beyond which there is no closed form
 
 # looks at each part of the data, and may add to the squares of its parameters
 Extra = Callable[[Part], Squares]
-
-
-@dataclass(frozen=True)
-class Trusted:
-    """The parameters whose layer form was verified, and the numbers all layers give a sample."""
-
-    names: set[str]
-    width: int
 
 
 class ClosedForm:
@@ -111,8 +75,8 @@ class ClosedForm:
 
     def __init__(self, problem: Problem, kind: str, samples: int = 1, seed: int = 0) -> None:
         self.problem, self._kind = problem, (kind, samples, seed)
-        # about how much each sample of this rank added to the last trace, if they are many
-        self.sample_weights: list[Tensor] = []
+        # what each sample of this rank added to the last trace, and its size, (2, n) in float64
+        self.by_sample: Tensor | None = None
 
     @cached_property
     def leaves(self) -> dict[str, Tensor]:
@@ -127,7 +91,7 @@ class ClosedForm:
     @cached_property
     def trusted(self) -> Trusted:
         """The parameters that enter through layers with a closed form."""
-        found = trusted_layers(self.few)
+        found = validity.trusted_layers(self.few)
         del self.few
         return found
 
@@ -181,16 +145,48 @@ class ClosedForm:
         other.factors, other.trusted = self.factors, self.trusted
         return other
 
-    def sums(
-        self, diagonal: bool = False, extra: Extra | None = None, only: Batch | None = None
-    ) -> Tensor | None:
-        """The diagonal (P,) in float64 or its sum over each parameter, and what ``extra`` adds.
-
-        With ``only``, those of the mean loss of one batch.
-        """
+    def sums(self, diagonal: bool = False, extra: Extra | None = None) -> Tensor | None:
+        """The diagonal (P,) in float64 or its sum over each parameter, and what ``extra`` adds."""
         if self.factors is None:
             return None
-        return self.accumulate(self.factors, diagonal, extra, only)
+        form: Form = "diagonal" if diagonal else "samples"
+        sizes = [leaf.numel() if diagonal else 1 for leaf in self.leaves.values()]
+        total = torch.zeros(sum(sizes), dtype=torch.float64, device=self.problem.device)
+        seen: list[Tensor] = []
+        for batch, share, squares in self._squares(self.factors, form, extra):
+            if not squares:
+                continue
+            if diagonal:
+                pairs = zip(self.leaves, sizes, strict=True)
+                parts = [
+                    squares[name].reshape(-1) if name in squares else total.new_zeros(size)
+                    for name, size in pairs
+                ]
+                total.add_(torch.cat(parts), alpha=share)
+                continue
+            rows = self._rows(squares, batch)
+            total.add_(rows.sum(dim=1, dtype=torch.float64), alpha=share)
+            if self.problem.reduced:
+                added = rows.sum(dim=0, dtype=torch.float64)
+                seen.append(share * torch.stack([added, torch.linalg.vector_norm(rows, dim=0)]))
+        self.by_sample = torch.cat(seen, dim=1) if seen else None
+        return self.problem.ranks.sum(total, "the squares of a trace")
+
+    def sums_by_sample(self, factors: Factors, extra: Extra | None = None) -> Tensor:
+        """The sums over each parameter of what each sample adds, (L, n) in float64."""
+        parts = [
+            share * self._rows(squares, batch).double()
+            for batch, share, squares in self._squares(factors, "samples", extra)
+        ]
+        return torch.cat(parts, dim=1)
+
+    def _rows(self, squares: Squares, batch: Batch) -> Tensor:
+        """The squares of all parameters, (L, B)."""
+        rows = [
+            squares[name] if name in squares else torch.zeros(batch.size, device=leaf.device)
+            for name, leaf in self.leaves.items()
+        ]
+        return torch.stack(rows)
 
     def random_signals(self, seed: int, rounds: range) -> Factors:
         """One random signal a round in the place of all factors: s = Ru, R Rᵀ = M, u normal.
@@ -203,11 +199,10 @@ class ClosedForm:
         assert loss is not None
         stream = generator(seed, "sampled trace", rounds.start, self.problem.ranks.rank)
 
-        def draw(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        def draw(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, None]:
             shape = (len(output), len(rounds), *output.shape[1:])
             normal = torch.randn(shape, generator=stream).transpose(0, 1).to(output)
-            found = loss.root_product(output, problem.target(batch), normal)
-            return found, found.new_ones(found.shape[:2])
+            return loss.root_product(output, problem.target(batch), normal), None
 
         return Factors(len(rounds), draw)
 
@@ -242,7 +237,7 @@ class ClosedForm:
                 if offset is not None:
                     factors = replace(factors, count=0)
                 added = None if extra is None else extra(some)
-                for batch, share, squares in self._squares(factors, "samples", added, None):
+                for batch, share, squares in self._squares(factors, "rounds", added):
                     part = torch.zeros(len(some), batch.size, dtype=torch.float64)
                     part = part.to(self.problem.device)
                     for square in squares.values():
@@ -257,33 +252,8 @@ class ClosedForm:
                 return None
             target = min(most, max(math.ceil(1.1 * wanted), 2 * rounds.count))
 
-    def accumulate(
-        self, factors: Factors, diagonal: bool, extra: Extra | None, only: Batch | None = None
-    ) -> Tensor:
-        """Σ_b (w_b/B) Σ_ik c_ik (J_iᵀ s_ik)² in float64: (P,), or summed over each parameter."""
-        leaves = self.leaves
-        sizes = [leaf.numel() if diagonal else 1 for leaf in leaves.values()]
-        total = torch.zeros(sum(sizes), dtype=torch.float64, device=self.problem.device)
-        form: Form = "diagonal" if diagonal else "sums"
-        for _, share, squares in self._squares(factors, form, extra, only):
-            if squares:
-                parts = [
-                    squares[name].reshape(-1) if name in squares else total.new_zeros(size)
-                    for name, size in zip(leaves, sizes, strict=True)
-                ]
-                total.add_(torch.cat(parts), alpha=share)
-        return self.problem.ranks.sum(total, "the squares of a trace")
-
-    def sums_by_sample(self, factors: Factors) -> Tensor:
-        """The sums over each parameter of what each sample adds, (L, n) in float64."""
-        parts = [
-            share * torch.stack([squares[name] for name in self.leaves]).double().sum(dim=1)
-            for _, share, squares in self._squares(factors, "samples", None, None)
-        ]
-        return torch.cat(parts, dim=1)
-
     def _squares(
-        self, factors: Factors, form: Form, extra: Extra | None, only: Batch | None
+        self, factors: Factors, form: Form, extra: Extra | None
     ) -> Iterator[tuple[Batch, float, Squares]]:
         """The parts of the data with the weight of a sample and Σ_ik c_ik (J_iᵀ s_ik)² of each
         parameter.
@@ -292,49 +262,33 @@ class ClosedForm:
         kind = problem.device.type if problem.device.type in CHUNK else "cpu"
         # bytes for signals, and again for what is formed of them: at most those of a pass
         signal = factors.count * trusted.width * problem.dtype.itemsize
-        room, part_bytes = layer_squares.SIGNAL_BYTES, CHUNK_BYTES[kind]
+        room, chunk = layer_squares.SIGNAL_BYTES, layer_squares.part_bytes(problem.device)
         if problem.memory is not None:
             room = min(room, int(PASS * problem.memory))
-        elif kind == "cuda" and signal * problem.num_samples > part_bytes:
+        elif kind == "cuda" and signal * problem.num_samples > chunk:
             # a part for each few samples would leave a large GPU waiting for launches
-            room = part_bytes = max(room, free_memory(problem.device) // MEMORY_PARTS)
+            room = chunk = max(room, free_memory(problem.device) // MEMORY_PARTS)
         # samples that are sent through together, by what their signals take
-        most = max(1, min(CHUNK[kind], min(part_bytes, room) // max(1, signal)))
-        self.sample_weights, weighed = [], problem.reduced and problem.num_samples > COMPARED_WHOLE
+        most = max(1, min(CHUNK[kind], min(chunk, room) // max(1, signal)))
         done, total_samples = 0, problem.num_samples if problem.ranks.size == 1 else None
         with twice_differentiable():
-            for batch, share in _parts(problem, factors, most, only):
+            for batch, share in _parts(problem, factors, most):
                 squares: Squares = {}
                 if trusted.names or extra is not None:
-                    output, calls = layer_squares.record_layers(problem, leaves, batch)
-                    once, fit, within = single_uses(leaves, batch, output, calls, trusted.names)
+                    part = record(problem, leaves, batch, trusted, share, room)
                     # parameters that enter once, through a layer with a closed form
-                    if factors.count and within:
-                        signals, signs = factors.make(problem, output.detach(), batch)
-                        if weighed:
-                            self.sample_weights.append(share * _sample_sizes(signals, within))
-                        found = pull_squares([output], [signals], signs, within, form, room)
-                        squares = {name: square for name, square in found.items() if name in fit}
-                    if extra is not None:
-                        add_squares(squares, extra(Part(batch, share, output, once, fit, room)))
+                    if factors.count and part.layered:
+                        signals, signs = factors.make(problem, part.output.detach(), batch)
+                        squares = pull_squares([part.output], [signals], signs, part, form)
+                    if extra is not None and not part.straight:
+                        squares = layer_squares.add(squares, extra(part))
                 rest = [name for name in leaves if name not in squares] if factors.count else []
                 if rest:
                     squares |= _sample_squares(problem, leaves, batch, factors, rest, form, room)
                 yield batch, share, squares
-                if only is None:
-                    done += batch.size
+                done += batch.size
+                if batch.size < problem.num_samples:  # or nothing is left to wait for
                     report("closed form", done, total_samples)
-
-
-def _sample_sizes(signals: Tensor, calls: dict[str, LayerCall]) -> Tensor:
-    """About Σ_k ‖J_iᵀs_ik‖² of each sample (B,), as if layers kept the lengths of signals: ‖s‖²
-    times Σ(1 + ‖a‖²) over the layers' inputs a.
-    """
-    norm = torch.linalg.vector_norm
-    lengths = norm(signals.flatten(2), dim=2).double().square().sum(dim=0)
-    inputs = [norm(call.entered.flatten(1), dim=1).double() for call in calls.values()]
-    sizes: Tensor = lengths * (1 + torch.stack(inputs).square()).sum(dim=0)
-    return sizes
 
 
 class Rounds:
@@ -391,14 +345,12 @@ class Rounds:
         return Estimate(value, stderr, count, status, dof), count * ratio**2
 
 
-def _parts(
-    problem: Problem, factors: Factors, most: int, only: Batch | None
-) -> Iterator[tuple[Batch, float]]:
-    """The data, or one batch, in parts whose signals fit, each with the weight of a sample."""
+def _parts(problem: Problem, factors: Factors, most: int) -> Iterator[tuple[Batch, float]]:
+    """The data in parts whose signals fit, each with the weight of a sample."""
     loss = problem.loss_function
     assert loss is not None
     count = -1 - problem.ranks.rank
-    for weight, batch in problem.share if only is None else [(1.0, only)]:
+    for weight, batch in problem.share:
         if batch.size <= most or not factors.parts:
             yield batch, weight / batch.size
             continue
@@ -408,79 +360,6 @@ def _parts(
             part = replace(take(batch, slice(start, start + most)), index=count)
             count -= problem.ranks.size
             yield part, weight * loss.terms(problem.target(part), part.size) / terms / part.size
-
-
-def trusted_layers(few: Few) -> Trusted:
-    """Which layers give the gradient of a random mix of the outputs, sample by sample.
-
-    Agreement in numbers guards against what modules do not show: hooks, inputs without the batch
-    first. With a mix u_i a layer's form gives Σ_i J_iᵀu_i, and with d_i u_i the signal of sample i
-    is d_i times what it was. Both come back in one pass, as factors will: not all of torch's vmap
-    rules are right.
-    """
-    output, leaves = few.output, few.leaves
-    width = sum(call.width for found in few.calls.values() for call in found) // few.batch.size
-    _, fit, within = single_uses(leaves, few.batch, output, few.calls, None)
-    if not within:
-        return Trusted(set(), width)
-    mixed = few.mixed()
-    powers = torch.arange(len(output), device=output.device)
-    # 1 and d_i, exact, whatever they multiply
-    factors = 2.0 ** torch.stack([torch.zeros_like(powers), powers])
-    edges = [call.left for call in within.values()]
-    seeds = _by_rows(mixed.mix, factors)
-    with twice_differentiable():
-        scaled = layer_squares.in_one_pass([output], edges, [seeds])
-        if scaled is None:
-            alone = pull_back([output], edges, [seeds[1]], retain_graph=True, allow_unused=True)
-            scaled = [None if part is None else part.unsqueeze(0) for part in alone]
-    pairs: dict[str, tuple[Tensor, Tensor]] = {}
-    for (prefix, call), other in zip(within.items(), scaled, strict=True):
-        if other is not None and prefix in mixed.signals:
-            delta = mixed.signals[prefix].detach()
-            pairs[f"{prefix}."] = (_by_rows(delta, factors[-len(other) :]), other)
-            for key, said in layer_squares.gradients(call, delta).items():
-                name = layer_squares.full_name(prefix, key)
-                if name in mixed.slopes:
-                    pairs[name] = (said, mixed.slopes[name].detach())
-    if not pairs:
-        return Trusted(set(), width)
-    own = [pair[0] for pair in pairs.values()]
-    slopes = [slope.to(like.dtype) for like, slope in pairs.values()]
-    norms = torch._foreach_norm([*torch._foreach_sub(own, slopes), *slopes])
-    gaps, sizes = torch.stack(norms).view(2, -1).tolist()  # all read at once
-    allowed, rows = linearise.tolerance(few.problem), zip(pairs, gaps, sizes, strict=True)
-    close = {name for name, gap, size in rows if gap <= allowed * size}
-    return Trusted({name for name in fit if name in close and f"{owner(name)}." in close}, width)
-
-
-def _by_rows(tensor: Tensor, factors: Tensor) -> Tensor:
-    """(K, B, …), of a tensor (B, …) and factors (K, B)."""
-    return tensor * factors.to(tensor.dtype).reshape(*factors.shape, *[1] * (tensor.ndim - 1))
-
-
-def single_uses(
-    leaves: Leaves, batch: Batch, output: Tensor, calls: Calls, wanted: set[str] | None
-) -> tuple[dict[str, LayerCall], set[str], dict[str, LayerCall]]:
-    """The only uses of layers that put the batch first, the parameters used by them alone, and
-    their layers' uses.
-    """
-    # how often each leaf enters the graph of the output, by its id
-    below = (child for node in nodes_below([output.grad_fn]) for child, _ in node.next_functions)
-    uses = Counter(id(node.variable) for node in below if type(node).__name__ == "AccumulateGrad")
-    once = {}
-    for prefix, found in calls.items():
-        layer, entered = found[0].layer, found[0].entered
-        # a layer may take one sample without a dimension for the batch
-        own = len(layer.kernel_size) + 1 if isinstance(layer, linearise.CONVOLUTIONS) else 1
-        if len(found) == 1 and entered.ndim > own and len(entered) == batch.size:
-            once[prefix] = found[0]
-    names = set().union(*(names_in(prefix, call.layer, leaves) for prefix, call in once.items()))
-    fit = {
-        name for name in names if uses[id(leaves[name])] == 1 and (wanted is None or name in wanted)
-    }
-    owners = {owner(name) for name in fit}
-    return once, fit, {prefix: call for prefix, call in once.items() if prefix in owners}
 
 
 def _sample_squares(
@@ -496,6 +375,7 @@ def _sample_squares(
     with torch.no_grad():
         output = problem.output(leaves, batch)
     signals, signs = factors.make(problem, output.detach(), batch)
+    signs = signals.new_ones(signals.shape[:2]) if signs is None else signs
     gradients = _sample_gradients(problem, leaves, names)
     numbers = sum(leaves[name].numel() for name in names)
     rows = max(1, room // (numbers * output.element_size()))
@@ -506,12 +386,14 @@ def _sample_squares(
         for place, (signal, sign) in enumerate(zip(signals, signs, strict=True)):
             for name, tensor in gradients(part, signal[where]).items():
                 wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32)).square()
-                if form == "samples":
-                    each = squares.setdefault(name, wide.new_zeros(signs.shape))
-                    each[place, where] = wide.flatten(1).sum(dim=1) * sign[where].to(wide)
+                if form == "diagonal":
+                    found = torch.einsum("b...,b->...", wide, sign[where].to(wide))
+                    squares = layer_squares.add(squares, {name: found})
                     continue
-                found = torch.einsum("b...,b->...", wide, sign[where].to(wide))
-                add_squares(squares, {name: found if form == "diagonal" else found.sum()})
+                each = squares.setdefault(name, wide.new_zeros(signs.shape))
+                each[place, where] = wide.flatten(1).sum(dim=1) * sign[where].to(wide)
+    if form == "samples":
+        return {name: each.sum(dim=0) for name, each in squares.items()}
     return squares
 
 
@@ -546,215 +428,107 @@ def _sample_gradients(
     return gradients
 
 
-# Autograd nodes by name. These move elements, or leave some out:
-_MOVES = """
-    Alias ChannelShuffle Clone Flip Permute PixelShuffle PixelUnshuffle ReshapeAlias Roll Select
-    Slice Squeeze T ToCopy Transpose UnsafeView Unsqueeze View"""
-# The output depends, element by element, on one element of the only input that is no constant:
-_ELEMENTWISE = """
-    Abs Add Clamp ClampMax ClampMin Div Hardshrink Hardtanh LeakyRelu MaskedFill Mul Neg Relu
-    Rsub Softshrink Sub Threshold"""
+class HessianForm:
+    """The closed form of ∂²L/∂θ²: that of the Gauss–Newton matrix, and what activations add."""
 
-MOVES, ELEMENTWISE = frozenset(_MOVES.split()), validity.SMOOTH | frozenset(_ELEMENTWISE.split())
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.gauss_newton = problem, ClosedForm(problem, "hessian")
+        # what each sample of this rank added to the last trace, and its size, (2, n) in float64
+        self.by_sample: Tensor | None = None
 
-
-@dataclass(frozen=True)
-class Bend:
-    """A smooth activation a = φ(z): the edge that z came by, and r = φ''(z)·∂ℓ/∂a (B, …).
-
-    ``near``: diagonals (B, O) of Jᵀdiag(r)J at layers that at most one linear map separates from z.
-    ``far``: the layers below, which take the whole matrix.
-    """
-
-    edge: GradientEdge
-    residual: Tensor
-    near: dict[str, Tensor]
-    far: tuple[str, ...]
+    @cached_property
+    def form(self) -> ModelForm:
+        """What prevents a closed form of the diagonal, and the signals it takes."""
+        if self.problem.loss_function is None:
+            return no_form("the problem has no separate model output")
+        gauss_newton, few = self.gauss_newton, self.gauss_newton.few
+        form = form_of(few)
+        if form.refused:
+            gauss_newton.forget()
+        # without one there is nothing to guard
+        if form.refused or not form.bends or not gauss_newton.trace_by:
+            return ModelForm(form.curved, form.refused)
+        if not few.plain:
+            few.mixed(twice=True)  # before what does with less
+        return verify(form, few, gauss_newton.trusted)
 
     @property
-    def columns(self) -> int:
-        """How many signals the far layers take."""
-        return self.residual[0].numel() if self.far else 0
+    def trace_by(self) -> str:
+        """How the trace is found: in "closed form", by "rounds" of random signals, or "" if not."""
+        if self.form.refused:
+            return ""
+        many = self.form.columns > MANY_COLUMNS
+        return "rounds" if many and self.gauss_newton.trace_by else self.gauss_newton.trace_by
 
+    @property
+    def closed_diagonal(self) -> bool:
+        """Whether the diagonal is known without products."""
+        few = not self.form.refused and self.form.columns <= MOST_COLUMNS
+        return few and self.gauss_newton.factors is not None
 
-@dataclass(eq=False)
-class Residuals:
-    """Σ_k Σ_i r_ki (∂z_ki/∂θ_j)² for each part of the data that it is called with, exactly.
+    def why_not(self) -> str:
+        """Why there is no closed form, where that is known."""
+        if self.form.refused or self.form.columns <= MOST_COLUMNS:
+            return self.form.refused or self.gauss_newton.why_not()
+        return f"{self.form.curved}, which takes {self.form.columns} signals a sample"
 
-    It keeps ``curved``, the first smooth activation; ``refused``, why a part has no such form; and
-    ``columns``, the largest number of signals for far layers.
-    """
+    def like(self, problem: Problem) -> HessianForm:
+        """The form of the same model and loss on other data or in another precision, unchecked."""
+        other = HessianForm(problem)
+        other.gauss_newton, other.form = self.gauss_newton.like(problem), self.form
+        return other
 
-    problem: Problem
-    leaves: Leaves
-    diagonal: bool = False
-    curved: str = ""
-    refused: str = ""
-    columns: int = 0
+    def sums(self, diagonal: bool = False) -> Tensor | None:
+        """The diagonal (P,) in float64, or its sum over each parameter; None without a form."""
+        if not self.closed_diagonal:
+            return None
+        gauss_newton = self.gauss_newton
+        form: Form = "diagonal" if diagonal else "samples"
+        extra = Residuals(self.problem, gauss_newton.leaves, form)
+        sums = gauss_newton.sums(diagonal, extra)
+        # the Gauss–Newton matrix may be asked for its own trace
+        self.by_sample, gauss_newton.by_sample = gauss_newton.by_sample, None
+        return None if self._differs(extra) else sums
 
-    def __call__(self, part: Part) -> Squares:
-        bends = self.bends(part, lambda: loss_slopes(self.problem, part.output, part.batch)[0])
-        return self.squares_of(bends, part) if bends else {}
+    def sums_by_sample(self, factors: Factors) -> Tensor:
+        """The sums over each parameter of what each sample adds, (L, n) in float64."""
+        extra = Residuals(self.problem, self.gauss_newton.leaves)
+        sums = self.gauss_newton.sums_by_sample(factors, extra)
+        if self._differs(extra):
+            raise ValueError("the closed form does not hold on these samples")
+        return sums
 
-    def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
-        """Of these activations, and of the parameters that enter by layers alone."""
-        found = [_near_squares(bends, part.once, self.diagonal)]
-        found += [_far_squares(bend, part, self.diagonal) for bend in bends if bend.far]
-        total: Squares = {}
-        for squares in found:
-            add_squares(total, {k: square for k, square in squares.items() if k in part.layered})
-        return total
+    def sample(self, tol: float, seed: int, limit: int | None = None) -> Estimate | None:
+        """The trace by random signals, where all would be too many."""
+        if self.trace_by != "rounds":
+            return None
+        gauss_newton, seen = self.gauss_newton, list[Residuals]()
 
-    def bends(self, part: Part, slope: Callable[[], Tensor]) -> list[Bend]:
-        """The smooth activations of a part, given ∂ℓ/∂z (B, …) at its output; none if refused."""
-        form = validity.form_of_graph(self.problem, self.leaves, part.batch, part.output)
-        outside = sorted(set(self.leaves) - part.layered) if form.bends else []
-        if outside and not form.refused and not self.refused:
-            self.refused = (
-                f"{form.curved}, and {outside[0]} does not enter once, through a linear,"
-                " convolution or batch-norm layer"
-            )
-        self.curved, self.refused = self.curved or form.curved, self.refused or form.refused
-        found = [] if self.refused or not form.bends else list(_bends(form.bends, part, slope()))
-        self.columns = max(self.columns, sum(bend.columns for bend in found))
-        return found
+        def signs(rounds: range) -> Residuals:
+            """Random signs at the activations, in the rounds of those at the output."""
+            seen.append(SampledResiduals(self.problem, gauss_newton.leaves, seed, rounds))
+            return seen[-1]
 
+        offset, signals = None, math.inf
+        if gauss_newton.factors is not None and self.form.columns <= MOST_COLUMNS:
+            signals = self.form.columns
+            signals += gauss_newton.factors.count if gauss_newton.many else 0
+        if not gauss_newton.many:
+            base = gauss_newton.sums()
+            assert base is not None
+            offset = float(base.sum())
+        found = gauss_newton.sample(tol, seed, limit, signs, offset, signals)
+        return None if found is None or self._differs(*seen) else found
 
-class SampledResiduals(Residuals):
-    """The same of each sample by random signals, as {"": (R, B)} for R rounds."""
-
-    def __init__(self, problem: Problem, leaves: Leaves, seed: int, rounds: range) -> None:
-        super().__init__(problem, leaves)
-        self.seed, self.rounds = seed, rounds
-
-    def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
-        """All activations and all columns of a round in two signals, u∘√r₊ and u∘√r₋ with
-        independent normal numbers u.
-        """
-        edges, each = [bend.edge for bend in bends], []
-        for index in self.rounds:
-            seeds, rng = [], generator(self.seed, "sampled residuals", index, part.batch.index)
-            for bend in bends:
-                normal = torch.randn(bend.residual.shape, generator=rng).to(bend.residual)
-                halves = (bend.residual, -bend.residual)
-                root = [half.clamp(min=0).sqrt() * normal for half in halves]
-                seeds.append(torch.stack(root))
-            signs = seeds[0].new_ones(2, len(bends[0].residual))
-            signs[1] = -1.0
-            found = pull_squares(edges, seeds, signs, part.once, "samples", part.room)
-            own = [square.double() for name, square in found.items() if name in part.layered]
-            each.append(torch.stack(own).sum(dim=(0, 1)))
-        return {"": torch.stack(each)}
-
-
-def _bends(nodes: Sequence[Any], part: Part, slope: Tensor) -> Iterator[Bend]:
-    tops = [GradientEdge(node, 0) for node in nodes]
-    deltas = pull_back([part.output], tops, [slope.to(part.output.dtype)], retain_graph=True)
-    lefts = {(call.left.node, call.left.output_nr): prefix for prefix, call in part.once.items()}
-    for node, delta in zip(nodes, deltas, strict=True):
-        edge = GradientEdge(*node.next_functions[0])
-        residual = second_slope(node, delta, edge)
-        near, stop = _descend(edge, residual, lefts, part.once)
-        below = set(nodes_below([stop]))
-        far = tuple(prefix for (left, _), prefix in lefts.items() if left in below)
-        yield Bend(edge, residual, near, far)
-
-
-def second_slope(node: Any, delta: Tensor, edge: GradientEdge) -> Tensor:
-    """φ''(z)·δ: the derivative of φ'(z)·δ, which the node computes, with the graph of z."""
-    slope = node(delta)
-    if not slope.requires_grad:
-        return torch.zeros_like(slope)
-    (found,) = pull_back(
-        [slope], [edge], [torch.ones_like(slope)], retain_graph=True, allow_unused=True
-    )
-    return torch.zeros_like(slope) if found is None else found
-
-
-@torch.no_grad()
-def _descend(
-    edge: GradientEdge,
-    residual: Tensor,
-    lefts: dict[tuple[Any, int], str],
-    once: dict[str, LayerCall],
-) -> tuple[dict[str, Tensor], Any]:
-    """The diagonal of Jᵀdiag(r)J at the layers where it suffices, and the node below which it does
-    not.
-
-    A second linear map on the way down would take the whole matrix.
-    """
-    q = residual.to(torch.promote_types(residual.dtype, torch.float32))
-    near: dict[str, Tensor] = {}
-    place, mixed = (edge.node, edge.output_nr), False
-    while place[0] is not None:
-        prefix = lefts.get(place)
-        if prefix is None:
-            moved = _through(place[0], q)
-            if moved is None:
-                return near, place[0]
-            place, q = moved
-            continue
-        call = once[prefix]
-        if call.slope is None or q.ndim != 2:
-            return near, place[0]
-        near[prefix] = q
-        if call.came is None:
-            return near, None
-        place, linear = (call.came.node, call.came.output_nr), isinstance(call.layer, nn.Linear)
-        if linear and mixed:
-            return near, place[0]
-        square = call.slope.to(q.dtype).square()
-        q, mixed = (q @ square, True) if linear else (q * square, mixed)
-    return near, None
-
-
-def _through(node: Any, q: Tensor) -> tuple[tuple[Any, int], Tensor] | None:
-    """The edge below a node that moves or maps single elements, and the diagonal there."""
-    kind, children = kind_of(node), enumerate(node.next_functions)
-    inputs = [(index, child) for index, child in children if child[0] is not None]
-    if len(inputs) != 1 or not (kind in MOVES or kind in ELEMENTWISE):
-        return None
-    (index, place), dtype = inputs[0], node._input_metadata[0].dtype
-    found = node((q if kind in MOVES else torch.ones_like(q)).to(dtype))
-    found = (found[index] if isinstance(found, tuple) else found).to(q.dtype)
-    if kind in MOVES:
-        return place, found
-    return (place, q * found.square()) if found.shape == q.shape else None
-
-
-def _near_squares(bends: Sequence[Bend], once: dict[str, LayerCall], diagonal: bool) -> Squares:
-    """From the diagonals at the layers' outputs, of all activations together."""
-    total: dict[str, Tensor] = {}
-    for bend in bends:
-        for prefix, q in bend.near.items():
-            total[prefix] = total[prefix] + q if prefix in total else q
-    squares: Squares = {}
-    for prefix, q in total.items():
-        entered = once[prefix].entered.to(q.dtype)
-        if isinstance(once[prefix].layer, nn.Linear):
-            found = layer_squares.one_position(entered, q, diagonal)
-        else:
-            found = {"weight": (q * entered.square()).sum(dim=0), "bias": q.sum(dim=0)}
-            found = found if diagonal else {key: square.sum() for key, square in found.items()}
-        squares |= {layer_squares.full_name(prefix, key): square for key, square in found.items()}
-    return squares
-
-
-def _far_squares(bend: Bend, part: Part, diagonal: bool) -> Squares:
-    """By one signal √|r_i|·e_i a column, as many at a time as the budget allows."""
-    flat = bend.residual.flatten(1)
-    size, width = flat.shape
-    root, sign = flat.abs().sqrt(), flat.sign()
-    room = min(CHUNK_BYTES.get(flat.device.type, CHUNK_BYTES["cpu"]), part.room or math.inf)
-    step = int(max(1, min(width, room // max(1, flat.numel() * flat.element_size()))))
-    calls = {prefix: part.once[prefix] for prefix in bend.far}
-    squares: Squares = {}
-    for start in range(0, width, step):
-        where = torch.arange(start, min(start + step, width), device=flat.device)
-        seeds = flat.new_zeros(len(where), size, width)
-        seeds[torch.arange(len(where), device=flat.device), :, where] = root[:, where].T
-        seeds = seeds.reshape(-1, *bend.residual.shape)
-        form: Form = "diagonal" if diagonal else "sums"
-        found = pull_squares([bend.edge], [seeds], sign[:, where].T, calls, form, part.room)
-        add_squares(squares, found)
-    return squares
+    def _differs(self, *seen: Residuals) -> bool:
+        """Whether some data, on any rank, have no closed form; the form is updated."""
+        refused = next((extra.refused for extra in seen if extra.refused), "")
+        curved = self.form.curved or next((extra.curved for extra in seen if extra.curved), "")
+        columns = max(self.form.columns, *(extra.columns for extra in seen))
+        flat = self.problem.ranks.least(
+            0.0 if refused else 1.0, "a look at all outputs", self.problem.device
+        )
+        if not flat:
+            refused = refused or "an output that another rank saw is curved"
+        self.form = ModelForm(curved or refused, refused, columns=columns)
+        return bool(refused)

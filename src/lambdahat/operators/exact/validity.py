@@ -7,18 +7,18 @@ samples.
 
 If the model's output is piecewise linear in every single weight, ∂²z/∂θ_i² = 0, and the Hessian of
 the loss has the diagonal of its Gauss–Newton matrix; what smooth activations add is in
-``closed_form.py``. This is read off the autograd graph of a forward pass, so that functional calls
+``residuals.py``. This is read off the autograd graph of a forward pass, so that functional calls
 and tied weights are seen: every node must be (piecewise) linear or a function of each element, and
 a product of two differentiable tensors must not meet the same parameter on both sides. What a graph
 may hide is caught by a number: the second derivative of a random mix of the outputs along a random
-direction of each parameter must be 0, or what activations give (``residual_checks.py``).
+direction of each parameter must be 0, or what activations give.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,16 @@ from lambdahat._core.device import OperationWatch
 from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators import linearise
-from lambdahat.operators.exact.layer_squares import Calls, record_layers
+from lambdahat.operators.exact.layer_squares import (
+    SMOOTH,
+    Part,
+    Trusted,
+    full_name,
+    gradients,
+    owner,
+    pull_signals,
+    record,
+)
 from lambdahat.operators.linearise import (
     Leaves,
     eigen_factors,
@@ -61,25 +70,35 @@ class MixedOutputs:
 
 @dataclass
 class Few:
-    """The output of some samples with its graph, and the uses of layers on the way to it.
+    """Some samples after a forward pass, for the checks.
 
     ``batch`` is a copy of the samples ``given``, for a model may write into its input. ``failed``:
-    why there is no output.
+    why there is no ``part``.
     """
 
     problem: Problem
     leaves: Leaves
     given: Batch
     batch: Batch
-    output: Any = None
-    calls: Calls = field(default_factory=dict)
+    part: Part | None = None
     failed: str = ""
     _mixed: MixedOutputs | None = None
+
+    @property
+    def output(self) -> Any:
+        """The output with its graph."""
+        return None if self.part is None else self.part.output
+
+    @property
+    def plain(self) -> bool:
+        """Whether the model is a chain, whose graph shows all that it does."""
+        return self.part is not None and self.part.plain
 
     def mixed(self, twice: bool = False) -> MixedOutputs:
         """Slopes of one mix for all checks, cached; ``twice``: with a graph where possible."""
         if self._mixed is not None and (self._mixed.twice or not twice):
             return self._mixed
+        assert self.part is not None
         rng = generator(0, "mix of outputs", device=self.output.device)
         (mix,) = random_like([self.output], rng)
         classes = log_softmax_dimension(self.problem, self.batch, self.output)
@@ -89,7 +108,9 @@ class Few:
             # bring back what curvature the log-softmax has, by a multiple that grows with the data.
             steps = (16 * mix).round().clamp(-63, 63) / 16
             mix = steps - steps.roll(1, classes)
-        uses = {prefix: found[0].left for prefix, found in self.calls.items() if len(found) == 1}
+        uses = {
+            prefix: found[0].left for prefix, found in self.part.calls.items() if len(found) == 1
+        }
         inputs: list[Any] = [*uses.values(), *self.leaves.values()]
         for graph in (True, False) if twice else (False,):
             try:
@@ -126,13 +147,12 @@ def few_of(problem: Problem, leaves: Leaves) -> Few:
     batch = replace(given, data=copied)
     try:
         with twice_differentiable():
-            output, calls = record_layers(problem, leaves, batch)
+            return Few(problem, leaves, given, batch, record(problem, leaves, batch))
     # a model for one batch size only
     except (RuntimeError, ValueError, IndexError, AssertionError) as error:
         said = str(error).partition("\n")[0] or type(error).__name__
         reason = f"the model does not take {batch.size} samples ({said})"
         return Few(problem, leaves, given, batch, failed=reason)
-    return Few(problem, leaves, given, batch, output, calls)
 
 
 def log_softmax_dimension(problem: Problem, batch: Batch, output: Tensor) -> int | None:
@@ -156,13 +176,13 @@ def random_like(likes: Sequence[Tensor], rng: torch.Generator) -> list[Tensor]:
 @dataclass(frozen=True)
 class Factors:
     """``make(problem, output, batch)`` gives S (K, B, …) and signs c (K, B) with Σ_k c_k s_k s_kᵀ =
-    M; K is ``count``.
+    M, None for signs that are all 1; K is ``count``.
 
     ``parts``: whether part of a batch has the factors it has within the whole, up to its share.
     """
 
     count: int
-    make: Callable[[Problem, Tensor, Batch], tuple[Tensor, Tensor]]
+    make: Callable[[Problem, Tensor, Batch], tuple[Tensor, Tensor | None]]
     parts: bool = True
 
 
@@ -177,23 +197,27 @@ def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Facto
         return None
     if kind in ("empirical", "monte_carlo"):
 
-        def rank_one(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        def rank_one(
+            problem: Problem, output: Tensor, batch: Batch
+        ) -> tuple[Tensor, Tensor | None]:
             residuals = (
                 linearise.empirical_residuals(problem)
                 if kind == "empirical"
                 else linearise.monte_carlo_residuals(problem, samples, seed)
             )
             stacked = torch.stack([draw[0] for draw in residuals(output, batch)])
+            if len(stacked) == 1:
+                return stacked, None
             return stacked, stacked.new_full(stacked.shape[:2], 1.0 / len(stacked))
 
         return Factors(samples if kind == "monte_carlo" else 1, rank_one, parts=False)
 
-    def positive(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def positive(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, None]:
         target = problem.target(batch)
         weights = loss.fisher(output, target) if kind == "fisher" else None
         found = diagonal_factors(weights[0]) if weights else loss.factors(output, target)
         assert found is not None
-        return found, found.new_ones(found.shape[:2])
+        return found, None
 
     width, target = output[0].numel(), problem.target(batch)
     count = width if kind == "fisher" else loss.factor_count(output, target)
@@ -211,6 +235,8 @@ def separate_output(few: Few) -> Tensor | None:
     if not isinstance(few.output, Tensor) or few.output.ndim == 0 or len(few.output) != size:
         return None
     together = few.output.detach()
+    if few.plain:
+        return together
     parts = [slice(0, 1), slice(1, size)] if size > 1 else [slice(0, 1)]
     try:
         with twice_differentiable(), torch.no_grad():
@@ -224,6 +250,59 @@ def separate_output(few: Few) -> Tensor | None:
     norms = torch.stack([torch.linalg.vector_norm(z, math.inf) for z in pair])
     gap, scale = norms.tolist()
     return together if gap <= linearise.tolerance(problem) * scale else None
+
+
+def trusted_layers(few: Few) -> Trusted:
+    """Which layers give the gradient of a random mix of the outputs, sample by sample.
+
+    Agreement in numbers guards against what modules do not show: hooks, inputs without the batch
+    first. With a mix u_i a layer's form gives Σ_i J_iᵀu_i, and with d_i u_i the signal of sample i
+    is d_i times what it was. Both come back as factors will, and are compared with what the engine
+    gives: together, which leaves out hooks and may be wrong where torch's rules are, or else one
+    after the other.
+    """
+    part = few.part
+    if part is None:
+        return Trusted(set(), 0)
+    width = sum(call.width for found in part.calls.values() for call in found) // few.batch.size
+    if few.plain or not part.layered:
+        return Trusted(part.layered, width)
+    with twice_differentiable():
+        together = _agreeing(few, part, True)
+        apart = part.layered if together == part.layered else _agreeing(few, part, False)
+    return Trusted(together, width) if len(together) >= len(apart) else Trusted(apart, width, False)
+
+
+def _agreeing(few: Few, part: Part, together: bool) -> set[str]:
+    """The parameters of layers whose signals and gradients are those of the engine."""
+    mixed, edges = few.mixed(), [call.left for call in part.layers.values()]
+    # d_i, exact, whatever they multiply
+    powers = 2.0 ** torch.arange(len(few.output), device=few.output.device)
+
+    def scaled(signal: Tensor) -> Tensor:
+        each = powers.to(signal.dtype).reshape(-1, *[1] * (signal.ndim - 1))
+        return torch.stack([signal, signal * each])
+
+    nodes = part.nodes if together else None
+    back = pull_signals([few.output], edges, [scaled(mixed.mix)], nodes)
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for (prefix, call), signals in zip(part.layers.items(), back, strict=True):
+        if signals is not None and prefix in mixed.signals:
+            delta = mixed.signals[prefix].detach()
+            pairs[f"{prefix}."] = (torch.cat(signals), scaled(delta))
+            for key, said in gradients(call, delta).items():
+                name = full_name(prefix, key)
+                if name in mixed.slopes:
+                    pairs[name] = (said, mixed.slopes[name].detach())
+    if not pairs:
+        return set()
+    own = [pair[0] for pair in pairs.values()]
+    slopes = [slope.to(like.dtype) for like, slope in pairs.values()]
+    norms = torch._foreach_norm([*torch._foreach_sub(own, slopes), *slopes])
+    gaps, sizes = torch.stack(norms).view(2, -1).tolist()  # all read at once
+    allowed, rows = linearise.tolerance(few.problem), zip(pairs, gaps, sizes, strict=True)
+    close = {name for name, gap, size in rows if gap <= allowed * size}
+    return {name for name in part.layered if name in close and f"{owner(name)}." in close}
 
 
 # Autograd nodes by name. Linear or piecewise linear in all differentiable inputs together:
@@ -253,13 +332,7 @@ _IN_PLACE = """
     abs_ add_ clamp_ clamp_max_ clamp_min_ copy_ fill_ hardtanh_ leaky_relu_ masked_fill_ neg_
     relu_ sub_ threshold_ zero_"""
 
-# One function of each element, that has a second derivative:
-_SMOOTH = """
-    Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish Log
-    Log10 Log1P Log2 LogSigmoid Logit Mish Pow Reciprocal Rsqrt Sigmoid Silu Sin Sinc Sinh
-    Softplus Sqrt Tan Tanh"""
-
-LINEAR, IN_PLACE, SMOOTH = (frozenset(names.split()) for names in (_LINEAR, _IN_PLACE, _SMOOTH))
+LINEAR, IN_PLACE = frozenset(_LINEAR.split()), frozenset(_IN_PLACE.split())
 FACTORS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(_PRODUCTS.split(), (0, 1)),
     **dict.fromkeys(_ADDED_PRODUCTS.split(), (1, 2)),
@@ -284,7 +357,7 @@ class ModelForm:
 @torch.enable_grad()
 def form_of(few: Few) -> ModelForm:
     """The form of the model on a few samples, with checks by numbers beside the graph's."""
-    problem, leaves, batch, output = few.problem, few.leaves, few.batch, few.output
+    problem, leaves, part, output = few.problem, few.leaves, few.part, few.output
     reason = few.failed
     for name, layer in () if problem.model is None else problem.model.named_modules():
         if isinstance(layer, BATCH_NORMS) and (layer.training or layer.running_mean is None):
@@ -292,14 +365,14 @@ def form_of(few: Few) -> ModelForm:
             break
     if not reason and not isinstance(output, Tensor):
         reason = f"the model's output is a {type(output).__name__}, not one tensor"
-    if reason:
+    if reason or part is None:
         return no_form(reason)
-    form = form_of_graph(problem, leaves, batch, output)
-    if form.refused:
+    form = form_of_graph(problem, leaves, part)
+    if form.refused or part.plain:
         return form
     with twice_differentiable():
         # the node of a write in place into part of a tensor does not say what was written
-        if any(kind_of(node) == "CopySlices" for node in nodes_below([output.grad_fn])):
+        if "CopySlices" in map(kind_of, part.nodes):
             with _Writes() as writes:
                 problem.output(leaves, few.given)
             others = sorted(writes.names - IN_PLACE)
@@ -309,33 +382,24 @@ def form_of(few: Few) -> ModelForm:
     return no_form(reason) if reason else form
 
 
-def form_of_graph(problem: Problem, leaves: Leaves, batch: Batch, output: Tensor) -> ModelForm:
+def form_of_graph(problem: Problem, leaves: Leaves, part: Part) -> ModelForm:
     """What is known from the graph of this output alone."""
-    root = output.grad_fn
-    if root is None:
+    nodes = part.nodes
+    if part.straight:
         return ModelForm("", "")
-    if log_softmax_dimension(problem, batch, output) is not None:
+    if log_softmax_dimension(problem, part.batch, part.output) is not None:
         # cross-entropy does not feel a last log-softmax: start at the logits
-        root = root.next_functions[0][0]
+        nodes = list(nodes_below([part.output.grad_fn.next_functions[0][0]]))
     names = {id(leaf): name for name, leaf in leaves.items()}
-    # depth first over the graph, collecting for each node the parameters below it
+    # the parameters below each node
     below: dict[Any, frozenset[str]] = {None: frozenset()}
-    stack: list[tuple[Any, bool]] = [(root, False)]
     curved, bends, parts = "", [], False
-    while stack:
-        node, ready = stack.pop()
-        if node in below:
-            continue
-        children = [child for child, _ in node.next_functions]
-        if not ready:
-            stack.append((node, True))
-            stack.extend((child, False) for child in children if child not in below)
-            continue
+    for node in nodes:
         kind = kind_of(node)
         if kind == "AccumulateGrad":
             below[node] = frozenset([names.get(id(node.variable), "a tensor that is no parameter")])
             continue
-        sets = [below[child] for child in children]
+        sets = [below[child] for child, _ in node.next_functions]
         below[node] = frozenset().union(*sets)
         parts = parts or kind == "CopySlices"
         if any(made.dtype.is_complex for made in getattr(node, "_input_metadata", ())):
@@ -343,7 +407,7 @@ def form_of_graph(problem: Problem, leaves: Leaves, batch: Batch, output: Tensor
             return no_form("it computes with complex numbers")
         reason = _objection(node, kind, sets)
         curved = curved or reason
-        if kind in SMOOTH and len(children) == 1:
+        if kind in SMOOTH and len(sets) == 1:
             bends.append(node)
         elif reason:
             return no_form(reason)

@@ -1,10 +1,19 @@
-"""Checks of the closed form for smooth activations against double backward, on a few samples.
+"""What smooth activations add to the diagonal of a Hessian, and the checks of it.
 
-The form of a model is read off its graph, which does not show everything, hooks on tensors for one.
-Numbers do. What a graph hides is felt by every layer below it, the less the further it is from the
-output. So of many layers some are followed to the output: those with no layer below, and others at
-equal distances. Besides, every stretch of the graph from a layer to the next is looked at by
-itself, so that the number of passes does not grow with depth.
+Where a network is linear, piecewise linear or a product in everything but activations a = φ(z) of
+single elements, ∂²ℓ/∂θ_j² has besides the Gauss–Newton term Σ_k Σ_i r_ki (∂z_ki/∂θ_j)², with r_k =
+φ''(z_k)·∂ℓ/∂a_k: as much as Gauss–Newton matrices of the "outputs" z_k, with M = diag(r_k). At the
+layer z = Wa + b itself the matrix is diag(r), and one linear map further down, z' = Wφ(z) + b, its
+diagonal is φ'(z)²·(W∘W)ᵀr: one product for all columns. Below, columns √|r_i|·e_i are sent back one
+by one or, in their place, all times normal numbers u: E[(Σ_i u_i √r_i J_ij)²] = Σ_i r_i J_ij², for
+r > 0 and r < 0 apart, independent from sample to sample.
+
+The checks compare this with double backward, on a few samples. The form of a model is read off its
+graph, which does not show everything, hooks on tensors for one. Numbers do. What a graph hides is
+felt by every layer below it, the less the further it is from the output. So of many layers some are
+followed to the output: those with no layer below, and others at equal distances. Besides, every
+stretch of the graph from a layer to the next is looked at by itself, so that the number of passes
+does not grow with depth.
 
 A direction of several layers at once has the second derivatives ∂²/∂θ_ℓ∂θ_m besides. Activations
 account for these too unless ℓ and m are multiplied somewhere, as a layer's weight is by what the
@@ -23,16 +32,240 @@ from operator import mul
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import generator
-from lambdahat.operators.exact import closed_form, validity
-from lambdahat.operators.exact.closed_form import Bend, Part, Residuals, Trusted
-from lambdahat.operators.exact.layer_squares import LayerCall, Squares, owner
+from lambdahat.operators.exact import layer_squares, validity
+from lambdahat.operators.exact.layer_squares import (
+    ELEMENTWISE,
+    SMOOTH,
+    Form,
+    LayerCall,
+    Part,
+    Squares,
+    Trusted,
+    owner,
+    pull_squares,
+)
 from lambdahat.operators.exact.validity import Few, MixedOutputs, ModelForm
-from lambdahat.operators.linearise import Leaves, kind_of, tolerance, twice_differentiable
+from lambdahat.operators.linearise import (
+    Leaves,
+    kind_of,
+    loss_slopes,
+    nodes_below,
+    tolerance,
+    twice_differentiable,
+)
+from lambdahat.problem import Problem
+
+# Autograd nodes by name. These move elements, or leave some out:
+_MOVES = """
+    Alias ChannelShuffle Clone Flip Permute PixelShuffle PixelUnshuffle ReshapeAlias Roll Select
+    Slice Squeeze T ToCopy Transpose UnsafeView Unsqueeze View"""
+MOVES = frozenset(_MOVES.split())
+
+
+@dataclass(frozen=True)
+class Bend:
+    """A smooth activation a = φ(z): the edge that z came by, and r = φ''(z)·∂ℓ/∂a (B, …).
+
+    ``near``: diagonals (B, O) of Jᵀdiag(r)J at layers that at most one linear map separates from z.
+    ``far``: the layers below, which take the whole matrix.
+    """
+
+    edge: GradientEdge
+    residual: Tensor
+    near: dict[str, Tensor]
+    far: tuple[str, ...]
+
+    @property
+    def columns(self) -> int:
+        """How many signals the far layers take."""
+        return self.residual[0].numel() if self.far else 0
+
+
+@dataclass(eq=False)
+class Residuals:
+    """Σ_k Σ_i r_ki (∂z_ki/∂θ_j)² for each part of the data that it is called with, exactly.
+
+    It keeps ``curved``, the first smooth activation; ``refused``, why a part has no such form; and
+    ``columns``, the largest number of signals for far layers.
+    """
+
+    problem: Problem
+    leaves: Leaves
+    form: Form = "samples"
+    curved: str = ""
+    refused: str = ""
+    columns: int = 0
+
+    def __call__(self, part: Part) -> Squares:
+        bends = self.bends(part, lambda: loss_slopes(self.problem, part.output, part.batch)[0])
+        return self.squares_of(bends, part) if bends else {}
+
+    def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
+        """Of these activations, and of the parameters that enter by layers alone."""
+        squares = _near_squares(bends, part.once, self.form == "diagonal")
+        squares = {name: square for name, square in squares.items() if name in part.layered}
+        for bend in bends:
+            if bend.far:
+                squares = layer_squares.add(squares, _far_squares(bend, part, self.form))
+        return squares
+
+    def bends(self, part: Part, slope: Callable[[], Tensor]) -> list[Bend]:
+        """The smooth activations of a part, given ∂ℓ/∂z (B, …) at its output; none if refused."""
+        form = validity.form_of_graph(self.problem, self.leaves, part)
+        outside = sorted(set(self.leaves) - part.layered) if form.bends else []
+        if outside and not form.refused and not self.refused:
+            self.refused = (
+                f"{form.curved}, and {outside[0]} does not enter once, through a linear,"
+                " convolution or batch-norm layer"
+            )
+        self.curved, self.refused = self.curved or form.curved, self.refused or form.refused
+        found = [] if self.refused or not form.bends else list(_bends(form.bends, part, slope()))
+        self.columns = max(self.columns, sum(bend.columns for bend in found))
+        return found
+
+
+class SampledResiduals(Residuals):
+    """The same of each sample by random signals, as {"": (R, B)} for R rounds."""
+
+    def __init__(self, problem: Problem, leaves: Leaves, seed: int, rounds: range) -> None:
+        super().__init__(problem, leaves, "rounds")
+        self.seed, self.rounds = seed, rounds
+
+    def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
+        """All activations and all columns of a round in two signals, u∘√r₊ and u∘√r₋ with
+        independent normal numbers u.
+        """
+        edges, each = [bend.edge for bend in bends], []
+        for index in self.rounds:
+            seeds, rng = [], generator(self.seed, "sampled residuals", index, part.batch.index)
+            for bend in bends:
+                normal = torch.randn(bend.residual.shape, generator=rng).to(bend.residual)
+                halves = (bend.residual, -bend.residual)
+                root = [half.clamp(min=0).sqrt() * normal for half in halves]
+                seeds.append(torch.stack(root))
+            signs = seeds[0].new_ones(2, len(bends[0].residual))
+            signs[1] = -1.0
+            found = pull_squares(edges, seeds, signs, part, "rounds")
+            each.append(torch.stack(list(found.values())).sum(dim=(0, 1), dtype=torch.float64))
+        return {"": torch.stack(each)}
+
+
+def _bends(nodes: Sequence[Any], part: Part, slope: Tensor) -> Iterator[Bend]:
+    """What a part's smooth nodes add, for the slope ∂ℓ/∂z at its output."""
+    tops = [GradientEdge(node, 0) for node in nodes]
+    deltas = pull_back([part.output], tops, [slope.to(part.output.dtype)], retain_graph=True)
+    lefts = {(call.left.node, call.left.output_nr): prefix for prefix, call in part.once.items()}
+    for node, delta in zip(nodes, deltas, strict=True):
+        edge = GradientEdge(*node.next_functions[0])
+        residual = second_slope(node, delta, edge)
+        near, stop = _descend(edge, residual, lefts, part.once)
+        below = set(nodes_below([stop]))
+        far = tuple(prefix for (left, _), prefix in lefts.items() if left in below)
+        yield Bend(edge, residual, near, far)
+
+
+def second_slope(node: Any, delta: Tensor, edge: GradientEdge) -> Tensor:
+    """φ''(z)·δ: the derivative of φ'(z)·δ, which the node computes, with the graph of z."""
+    slope = node(delta)
+    if not slope.requires_grad:
+        return torch.zeros_like(slope)
+    (found,) = pull_back(
+        [slope], [edge], [torch.ones_like(slope)], retain_graph=True, allow_unused=True
+    )
+    return torch.zeros_like(slope) if found is None else found
+
+
+@torch.no_grad()
+def _descend(
+    edge: GradientEdge,
+    residual: Tensor,
+    lefts: dict[tuple[Any, int], str],
+    once: dict[str, LayerCall],
+) -> tuple[dict[str, Tensor], Any]:
+    """The diagonal of Jᵀdiag(r)J at the layers where it suffices, and the node below which it does
+    not.
+
+    A second linear map on the way down would take the whole matrix.
+    """
+    q = residual.to(torch.promote_types(residual.dtype, torch.float32))
+    near: dict[str, Tensor] = {}
+    place, mixed = (edge.node, edge.output_nr), False
+    while place[0] is not None:
+        prefix = lefts.get(place)
+        if prefix is None:
+            moved = _through(place[0], q)
+            if moved is None:
+                return near, place[0]
+            place, q = moved
+            continue
+        call = once[prefix]
+        if call.slope is None or q.ndim != 2:
+            return near, place[0]
+        near[prefix] = q
+        if call.came is None:
+            return near, None
+        place, linear = (call.came.node, call.came.output_nr), isinstance(call.layer, nn.Linear)
+        if linear and mixed:
+            return near, place[0]
+        square = call.slope.detach().to(q.dtype).square()
+        q, mixed = (q @ square, True) if linear else (q * square, mixed)
+    return near, None
+
+
+def _through(node: Any, q: Tensor) -> tuple[tuple[Any, int], Tensor] | None:
+    """The edge below a node that moves or maps single elements, and the diagonal there."""
+    kind, children = kind_of(node), enumerate(node.next_functions)
+    inputs = [(index, child) for index, child in children if child[0] is not None]
+    if len(inputs) != 1 or not (kind in MOVES or kind in ELEMENTWISE):
+        return None
+    (index, place), dtype = inputs[0], node._input_metadata[0].dtype
+    found = node((q if kind in MOVES else torch.ones_like(q)).to(dtype))
+    found = (found[index] if isinstance(found, tuple) else found).to(q.dtype)
+    if kind in MOVES:
+        return place, found
+    return (place, q * found.square()) if found.shape == q.shape else None
+
+
+def _near_squares(bends: Sequence[Bend], once: dict[str, LayerCall], diagonal: bool) -> Squares:
+    """From the diagonals at the layers' outputs, of all activations together."""
+    total: dict[str, Tensor] = {}
+    for bend in bends:
+        for prefix, q in bend.near.items():
+            total[prefix] = total[prefix] + q if prefix in total else q
+    squares: Squares = {}
+    for prefix, q in total.items():
+        entered = once[prefix].entered.to(q.dtype)
+        if isinstance(once[prefix].layer, nn.Linear):
+            found = layer_squares.one_position(entered, q, diagonal)
+        else:
+            over = 0 if diagonal else 1
+            found = {"weight": (q * entered.square()).sum(dim=over), "bias": q.sum(dim=over)}
+        squares |= {layer_squares.full_name(prefix, key): square for key, square in found.items()}
+    return squares
+
+
+def _far_squares(bend: Bend, part: Part, form: Form) -> Squares:
+    """By one signal √|r_i|·e_i a column, as many at a time as the budget allows."""
+    flat = bend.residual.flatten(1)
+    size, width = flat.shape
+    root, sign = flat.abs().sqrt(), flat.sign()
+    room = min(layer_squares.part_bytes(flat.device), part.room)
+    step = int(max(1, min(width, room // max(1, flat.numel() * flat.element_size()))))
+    squares: Squares = {}
+    for start in range(0, width, step):
+        where = torch.arange(start, min(start + step, width), device=flat.device)
+        seeds = flat.new_zeros(len(where), size, width)
+        seeds[torch.arange(len(where), device=flat.device), :, where] = root[:, where].T
+        seeds = seeds.reshape(-1, *bend.residual.shape)
+        found = pull_squares([bend.edge], [seeds], sign[:, where].T, part, form, bend.far)
+        squares = layer_squares.add(squares, found)
+    return squares
+
 
 # groups of layers, each of which takes two passes through the graph; up to so many all are looked
 # at
@@ -56,8 +289,8 @@ class Layers:
     """
 
     def __init__(self, output: Tensor, leaves: Leaves, once: dict[str, LayerCall]) -> None:
-        self._once, self._nodes = once, list(_upwards(output.grad_fn))
-        self._smooth = [node for node in self._nodes if kind_of(node) in validity.SMOOTH]
+        self._once, self._nodes = once, list(nodes_below([output.grad_fn]))
+        self._smooth = [node for node in self._nodes if kind_of(node) in SMOOTH]
         self.names = list(dict.fromkeys(map(owner, leaves)))
         bits = {prefix: 1 << place for place, prefix in enumerate(self.names)}
         self._of_node = {once[prefix].left.node: bit for prefix, bit in bits.items()}
@@ -135,22 +368,6 @@ class Layers:
         return groups
 
 
-def _upwards(root: Any) -> Iterator[Any]:
-    """Every node of a graph, once, after all that it depends on."""
-    done: set[Any] = {None}
-    stack: list[tuple[Any, bool]] = [(root, False)]
-    while stack:
-        node, ready = stack.pop()
-        if node in done:
-            continue
-        if ready:
-            done.add(node)
-            yield node
-            continue
-        stack.append((node, True))
-        stack.extend((child, False) for child, _ in node.next_functions if child not in done)
-
-
 def _bits_of(mask: int) -> Iterable[int]:
     while mask:
         yield mask & -mask
@@ -170,13 +387,16 @@ def verify(form: ModelForm, few: Few, trusted: Trusted) -> ModelForm:
 
     For a random mix of the outputs, second derivatives of layers are compared along a random
     direction of all their parameters, and in the single weight with the largest, where that takes
-    few signals.
+    few signals. A chain, whose graph shows all that it does, is not compared.
     """
-    problem, leaves, output = few.problem, few.leaves, few.output
-    residuals = Residuals(problem, leaves, diagonal=True)
+    problem, leaves, part = few.problem, few.leaves, few.part
+    assert part is not None
+    layered, residuals = part.layered & trusted.names, Residuals(problem, leaves, "diagonal")
+    part = replace(part, layered=layered, together=trusted.together)
     with twice_differentiable():
-        once, fit, _ = closed_form.single_uses(leaves, few.batch, output, few.calls, trusted.names)
-        part = Part(few.batch, 1.0, output, once, fit)
+        if few.plain:
+            residuals.bends(part, lambda: torch.ones_like(few.output))
+            return ModelForm(form.curved, residuals.refused, columns=residuals.columns)
         mixed = few.mixed(twice=True)
         bends = residuals.bends(part, lambda: mixed.mix)
         skipped = {prefix for bend in bends if bend.columns > MOST_CHECKED for prefix in bend.far}
@@ -279,7 +499,7 @@ def _stretch_check(
     for node, delta in zip(stretch.bends, deltas, strict=True):
         if delta is not None:
             edge = GradientEdge(*node.next_functions[0])
-            bends.append(Bend(edge, closed_form.second_slope(node, delta, edge), {}, ()))
+            bends.append(Bend(edge, second_slope(node, delta, edge), {}, ()))
     return _Hidden(points, _slopes([top], points, [mix]), bends, rng).check([list(points)])
 
 
