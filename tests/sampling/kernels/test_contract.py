@@ -44,7 +44,7 @@ def test_llc_takes_a_new_kernel_by_its_name(toy):
     with torch.no_grad():
         model.weight.zero_()
     problem = lh.Problem(model, "mse", (x, torch.zeros(200, 1)))
-    found = lh.llc(problem, kernel="toy", localization=1e-3, max_gradients=6000)
+    found = lh.llc(problem, kernel="toy", localization=1e-3, max_gradients=16000)
     assert found.chains.kernel == "Toy"
     assert abs(float(found) - 1.5) < 4 * float(found.stderr)  # a regular model: d/2
     assert float(found.stderr) < 0.3
