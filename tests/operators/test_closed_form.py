@@ -649,8 +649,8 @@ def residual_network(classes: int = 40, dtype: torch.dtype = torch.float64) -> P
     return Problem(model, loss, (x, y), batch_size=10, norm="eval")
 
 
-# Every layer with a closed form; of the models that need gradients of single samples too, which
-# cost ten times as much, one for every way to them.
+# Every layer with a closed form; of the models that also need gradients of single samples, which
+# cost ten times as much, one for every way to compute them.
 ROUNDS = sorted(name for name, (_, _, layered) in MODELS.items() if layered == "all")
 ROUNDS += ["embedding", "no vmap", "tied", "time first, 4 steps"]
 
