@@ -11,11 +11,11 @@ from torch import nn
 import lambdahat as lh
 from lambdahat import optim
 from lambdahat.krylov import Krylov, lanczos, random_vector
-from lambdahat.krylov.lanczos import RecordedSteps
+from lambdahat.krylov.lanczos import CapturedSteps
 from lambdahat.problem import Problem
 from lambdahat.training import fit
 from lambdahat.training.feeding import Feed
-from lambdahat.training.stepping import RecordedGradients, Stepper, Tally, TrainingSubject
+from lambdahat.training.stepping import CapturedGradients, Stepper, Tally, TrainingSubject
 from tests.gpu.waiting import no_waiting
 from tests.training.small_runs import TEST, TRAIN, network, plain
 
@@ -27,14 +27,14 @@ pytestmark = [
 
 @pytest.fixture
 def made(monkeypatch):
-    """The recorded steps of every decomposition."""
-    found, original = [], RecordedSteps.of.__func__
+    """The captured steps of every decomposition."""
+    found, original = [], CapturedSteps.of.__func__
 
     def of(basis, operator, scalars):
-        found.append(original(RecordedSteps, basis, operator, scalars))
+        found.append(original(CapturedSteps, basis, operator, scalars))
         return found[-1]
 
-    monkeypatch.setattr(RecordedSteps, "of", of)
+    monkeypatch.setattr(CapturedSteps, "of", of)
     return found
 
 
@@ -50,7 +50,7 @@ def test_lanczos_steps_are_replayed(made, monkeypatch, curvature, dtype, tol):
     taken = lanczos(operator, start, 40)
     assert made[0].replay.replays == 39, "the first step warms up"
     assert operator.matvecs == 40
-    monkeypatch.setattr(RecordedSteps, "of", lambda *_: None)
+    monkeypatch.setattr(CapturedSteps, "of", lambda *_: None)
     eager = lanczos(operator, start, 40)
     scale = float(eager.alpha.abs().max())
     few = 12  # later ones depend on rounding, as they do between any two runs
@@ -78,7 +78,7 @@ def test_replayed_lanczos_steps_do_not_wait():
     with no_waiting():
         for _ in range(20):
             state.extend()
-    assert state.recorded.replay.replays == 22
+    assert state.captured.replay.replays == 22
 
 
 def normed():
@@ -100,15 +100,15 @@ OPTIMIZERS = {
 }
 
 
-def trained(monkeypatch, make, kind, recorded, **options):
+def trained(monkeypatch, make, kind, captured, **options):
     """A model after six epochs, the run, and how many gradients were replays."""
     steppers, original = [], Stepper.__init__
 
     def noted(self, *args, **kwargs):
         original(self, *args, **kwargs)
         steppers.append(self)
-        if not recorded:
-            self.recorded = None
+        if not captured:
+            self.captured = None
 
     with monkeypatch.context() as patch:
         patch.setattr(Stepper, "__init__", noted)
@@ -126,14 +126,14 @@ def trained(monkeypatch, make, kind, recorded, **options):
             schedule_unit="step",
             **options,
         )
-    replays = steppers[0].recorded.replay.replays if steppers[0].recorded is not None else 0
+    replays = steppers[0].captured.replay.replays if steppers[0].captured is not None else 0
     return model, run, replays
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("make", [plain, normed, convolutional])
 def test_training_steps_are_replayed(monkeypatch, make, kind):
-    found = [trained(monkeypatch, make, kind, recorded) for recorded in (True, False)]
+    found = [trained(monkeypatch, make, kind, captured) for captured in (True, False)]
     models, runs, replays = zip(*found, strict=True)
     # 24 whole steps and 6 short ones; of each kind the first two are run as they are
     assert replays == (26, 0)
@@ -151,7 +151,7 @@ def test_training_steps_are_replayed(monkeypatch, make, kind):
 )
 def test_other_ways_to_train(monkeypatch, options):
     models, _, replays = zip(
-        *(trained(monkeypatch, plain, "sgd", recorded, **options) for recorded in (True, False)),
+        *(trained(monkeypatch, plain, "sgd", captured, **options) for captured in (True, False)),
         strict=True,
     )
     assert replays[0] > 10
@@ -183,8 +183,8 @@ class Drawing(nn.Module):
 def test_a_generator_of_the_models_own_is_not_replayed(monkeypatch):
     models, _, replays = zip(
         *(
-            trained(monkeypatch, lambda: torch.manual_seed(0) and Drawing(), "sgd", recorded)
-            for recorded in (True, False)
+            trained(monkeypatch, lambda: torch.manual_seed(0) and Drawing(), "sgd", captured)
+            for captured in (True, False)
         ),
         strict=True,
     )
@@ -194,7 +194,7 @@ def test_a_generator_of_the_models_own_is_not_replayed(monkeypatch):
 
 
 class Waiting(nn.Module):
-    """A look at the data from the host, which no graph can record."""
+    """A look at the data from the host, which no graph can capture."""
 
     def __init__(self):
         super().__init__()
@@ -204,7 +204,7 @@ class Waiting(nn.Module):
         return self.inner(x) * (2.0 if float(x.sum()) > 0 else 1.0)
 
 
-def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch):
+def test_what_cannot_be_captured_runs_as_it_is(monkeypatch):
     model, _, replays = trained(
         monkeypatch, lambda: torch.manual_seed(0) and Waiting(), "sgd", True
     )
@@ -227,12 +227,12 @@ def test_no_replayed_step_waits_for_the_device():
         regularizers=(),
         curvature_samples=None,
     )
-    assert isinstance(stepper.recorded, RecordedGradients)
+    assert isinstance(stepper.captured, CapturedGradients)
     groups, tally = list(feed.epoch(0)), Tally(problem.device)
     for step in range(3):
         stepper(groups[step], step, tally)
     with no_waiting():
         for step, group in enumerate(groups, start=3):
             stepper(group, step, tally)
-    assert stepper.recorded.replay.replays == 6
+    assert stepper.captured.replay.replays == 6
     assert 0 < tally.read()["loss"] < 10

@@ -8,7 +8,7 @@ import torch
 import lambdahat as lh
 from lambdahat._core.rng import generator
 from lambdahat.krylov import Krylov, Wanted, lanczos, random_vector
-from lambdahat.krylov.lanczos import RecordedSteps
+from lambdahat.krylov.lanczos import CapturedSteps
 from lambdahat.krylov.restart import thick_restart_lanczos
 from lambdahat.operators.base import LinearOperator
 
@@ -30,7 +30,7 @@ def symmetric(
 
 
 @pytest.fixture
-def always_recorded(monkeypatch):
+def always_captured(monkeypatch):
     """Every decomposition takes its steps from fixed places, here run as they are; gives the
     list of them.
     """
@@ -38,24 +38,24 @@ def always_recorded(monkeypatch):
 
     def of(basis, operator, scalars):
         made.append(
-            RecordedSteps(
+            CapturedSteps(
                 basis, lambda v: operator._apply(v[:, None])[:, 0], operator.dtype, scalars, None
             )
         )
         return made[-1]
 
-    monkeypatch.setattr(RecordedSteps, "of", of)
+    monkeypatch.setattr(CapturedSteps, "of", of)
     return made
 
 
 @pytest.mark.parametrize(("dtype", "tol"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_steps_from_fixed_places_are_plain_steps(always_recorded, monkeypatch, dtype, tol):
+def test_steps_from_fixed_places_are_plain_steps(always_captured, monkeypatch, dtype, tol):
     operator, values = symmetric(dtype=dtype)
     start = random_vector(operator, 0, "start")
     taken = lanczos(operator, start, 30)
-    assert len(always_recorded) == 1
+    assert len(always_captured) == 1
     assert operator.matvecs == taken.products == 30
-    monkeypatch.setattr(RecordedSteps, "of", lambda *_: None)
+    monkeypatch.setattr(CapturedSteps, "of", lambda *_: None)
     plain = lanczos(operator, start, 30)
     assert torch.allclose(taken.alpha, plain.alpha, atol=100 * tol)
     assert torch.allclose(taken.beta, plain.beta, atol=100 * tol)
@@ -64,7 +64,7 @@ def test_steps_from_fixed_places_are_plain_steps(always_recorded, monkeypatch, d
     assert taken.ritz()[0][-1] == pytest.approx(float(values[-1]), rel=10 * tol)
 
 
-def test_restarts_and_repeated_eigenvalues(always_recorded):
+def test_restarts_and_repeated_eigenvalues(always_captured):
     """The step after a restart is plain, and rows that a restart left behind are no part of the
     basis.
     """
@@ -84,7 +84,7 @@ def test_restarts_and_repeated_eigenvalues(always_recorded):
     assert float(residual.norm()) < 1e-6
 
 
-def test_an_invariant_subspace_ends_the_run(always_recorded):
+def test_an_invariant_subspace_ends_the_run(always_captured):
     operator = lh.operator(
         torch.diag(torch.tensor([1.0, 2.0, 3.0, *[0.0] * 17], dtype=torch.float64))
     )
@@ -95,11 +95,11 @@ def test_an_invariant_subspace_ends_the_run(always_recorded):
     assert torch.allclose(taken.ritz()[0], torch.tensor([1.0, 2.0, 3.0]).double())
 
 
-def test_fresh_memory_does_not_matter(always_recorded):
+def test_fresh_memory_does_not_matter(always_captured):
     operator, _ = symmetric(20)
     state = Krylov(operator, random_vector(operator, 0, "start"), 18)
     state.basis.rows[1:] = float("nan")
-    steps = RecordedSteps(
+    steps = CapturedSteps(
         state.basis,
         lambda v: operator @ v,
         operator.dtype,
@@ -112,6 +112,6 @@ def test_fresh_memory_does_not_matter(always_recorded):
     assert bool((state.beta[:5] > 0).all())
 
 
-def test_nothing_is_recorded_on_a_cpu():
+def test_nothing_is_captured_on_a_cpu():
     operator, _ = symmetric(20)
-    assert Krylov(operator, random_vector(operator, 0, "start"), 18).recorded is None
+    assert Krylov(operator, random_vector(operator, 0, "start"), 18).captured is None

@@ -14,7 +14,7 @@ import lambdahat as lh
 from lambdahat.estimators import trace
 from lambdahat.operators import ggn, hessian
 from lambdahat.operators.exact import residuals, validity
-from lambdahat.operators.exact.layer_squares import record
+from lambdahat.operators.exact.layer_squares import trace_layers
 from lambdahat.operators.exact.residuals import Layers
 from lambdahat.operators.exact.validity import few_of
 from lambdahat.operators.linearise import leaves_of
@@ -364,7 +364,7 @@ def test_parallel_layers_are_looked_at_together(hooked: int | None, gated: bool)
             float(dense_hessian(problem).trace()), rel=1e-10
         )
     leaves = leaves_of(problem, problem.vector)
-    part = record(problem, leaves, problem.batches.first())
+    part = trace_layers(problem, leaves, problem.batches.first())
     layers = Layers(part.output, leaves, part.once)
     groups = layers.probe_groups()
     assert sorted(map(len, groups)) == ([1, 1, 11] if gated else [1, 12])
@@ -390,7 +390,7 @@ def test_every_kind_of_layer_in_a_chain(kind: Any) -> None:
     problem = Problem(model, "cross_entropy", (x.double(), y))
     assert problem.chain(problem.batches.first()) is not None
     leaves = leaves_of(problem, problem.vector)
-    part = record(problem, leaves, problem.batches.first())
+    part = trace_layers(problem, leaves, problem.batches.first())
     assert torch.equal(part.output, problem.output(leaves, problem.batches.first()))
     for operator, dense in ((hessian(problem), dense_hessian), (ggn(problem), dense_ggn)):
         expected = pytest.approx(float(dense(problem).trace()), rel=1e-10)

@@ -1,5 +1,5 @@
 """Steps from fixed places, as a CUDA graph replays them: the same bits as plain ones; what
-changes is not recorded.
+changes is not captured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lambdahat import optim
 from lambdahat.problem import Problem
 from lambdahat.training.feeding import Feed
 from lambdahat.training.stepping import (
-    RecordedGradients,
+    CapturedGradients,
     Stepper,
     Tally,
     TrainingSubject,
@@ -36,7 +36,7 @@ OPTIMIZERS = {
 
 
 def stepper(
-    model: nn.Module, kind: str, recorded: bool, accumulate: int = 1, loss="cross_entropy"
+    model: nn.Module, kind: str, captured: bool, accumulate: int = 1, loss="cross_entropy"
 ) -> Stepper:
     problem, optimizer = Problem(model, loss, TRAIN), OPTIMIZERS[kind](model)
     rules = [optim.L2(0.01)]
@@ -49,9 +49,9 @@ def stepper(
         regularizers=rules,
         curvature_samples=None,
     )
-    assert found.recorded is None, "on a CPU nothing is recorded"
-    if recorded:
-        found.recorded = RecordedGradients(found.subject, found.parameters, joint_norm)
+    assert found.captured is None, "on a CPU nothing is captured"
+    if captured:
+        found.captured = CapturedGradients(found.subject, found.parameters, joint_norm)
     return found
 
 
@@ -73,9 +73,9 @@ def epochs(run: Stepper, count: int = 3) -> Tally:
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_steps_from_fixed_places_have_the_same_bits(kind, accumulate):
-    runs = [stepper(normed(), kind, recorded, accumulate) for recorded in (False, True)]
+    runs = [stepper(normed(), kind, captured, accumulate) for captured in (False, True)]
     tallies = [epochs(run) for run in runs]
-    assert len(runs[1].recorded._forms) == 2, "whole steps and the short last one"
+    assert len(runs[1].captured._forms) == 2, "whole steps and the short last one"
     assert same(*(run.subject.model.state_dict() for run in runs))
     assert torch.equal(tallies[0].sums, tallies[1].sums)
 
@@ -94,7 +94,7 @@ def test_a_parameter_that_the_loss_does_not_reach_has_no_gradient():
     for run in runs:
         epochs(run, 1)
     assert same(*(run.subject.model.state_dict() for run in runs))
-    runs[0].recorded(next(iter(runs[0].feed.epoch(0))))
+    runs[0].captured(next(iter(runs[0].feed.epoch(0))))
     assert runs[0].subject.model.spare.weight.grad is None
 
 
@@ -143,55 +143,55 @@ CHANGING = {
 
 
 @pytest.mark.parametrize("kind", CHANGING)
-def test_what_a_replay_would_not_repeat_is_not_recorded(kind):
+def test_what_a_replay_would_not_repeat_is_not_captured(kind):
     run = stepper(CHANGING[kind](), "sgd", True)
     run.subject.model.train()
     groups = list(run.feed.epoch(0))
-    run.recorded(groups[0])
-    assert run.recorded(groups[1]) is None
-    assert run.recorded._forms == {}
+    run.captured(groups[0])
+    assert run.captured(groups[1]) is None
+    assert run.captured._forms == {}
 
 
 @pytest.mark.parametrize(
     "name", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
 )
-def test_hooks_on_all_modules_stop_the_recording(name):
+def test_hooks_on_all_modules_stop_the_capture(name):
     run = stepper(plain(), "sgd", True)
     groups = list(run.feed.epoch(0))
-    assert run.recorded(groups[0]) is not None
+    assert run.captured(groups[0]) is not None
     handle = getattr(nn.modules.module, f"register_module_{name}")(lambda *_: None)
     try:
-        assert run.recorded(groups[1]) is None
+        assert run.captured(groups[1]) is None
     finally:
         handle.remove()
 
 
-def test_a_loss_of_the_users_own_is_not_recorded():
+def test_a_loss_of_the_users_own_is_not_captured():
     run = stepper(
         plain(),
         "sgd",
         True,
         loss=lambda output, target: nn.functional.cross_entropy(output, target),
     )
-    assert run.recorded(next(iter(run.feed.epoch(0)))) is None
+    assert run.captured(next(iter(run.feed.epoch(0)))) is None
 
 
 def test_tensors_that_moved_are_seen():
-    """A graph reads the memory that it was recorded on: parameters put elsewhere need another."""
+    """A graph reads the memory that it was captured on: parameters put elsewhere need another."""
     run = stepper(plain(), "sgd", True)
     groups = list(run.feed.epoch(0))
-    run.recorded(groups[0])
+    run.captured(groups[0])
     first = run.parameters[0]
     first.data = first.data * 0.0
-    run.recorded(groups[1])
-    assert len(run.recorded._forms) == 2
+    run.captured(groups[1])
+    assert len(run.captured._forms) == 2
     expected = Problem(run.subject.model, "cross_entropy", TRAIN).on(groups[1][0].data).gradient()
     assert torch.allclose(
         torch.cat([p.grad.reshape(-1) for p in run.parameters]), expected, atol=1e-6
     )
 
 
-def test_batches_of_many_shapes_are_not_recorded():
+def test_batches_of_many_shapes_are_not_captured():
     run = stepper(plain(), "sgd", True)
     data = [batch.data for group in run.feed.epoch(0) for batch in group]
     sizes = [5, 6, 7, 8]
@@ -199,5 +199,5 @@ def test_batches_of_many_shapes_are_not_recorded():
         type(next(iter(run.feed.epoch(0)))[0])(tuple(part[:size] for part in data[0]), size)
         for size in sizes
     ]
-    assert all(run.recorded([batch]) is not None for batch in batches)
-    assert run.recorded(next(iter(run.feed.epoch(0)))) is None
+    assert all(run.captured([batch]) is not None for batch in batches)
+    assert run.captured(next(iter(run.feed.epoch(0)))) is None

@@ -139,12 +139,12 @@ _sides = threading.local()
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """The stream of a CUDA device on which work warms up and is recorded, None elsewhere: one for
+    """The stream of a CUDA device on which work warms up and is captured, None elsewhere: one for
     each thread.
 
     One for all, because cuBLAS keeps a workspace, 32 MiB on an H200, for every stream that a thread
-    ever used, and another for the backward passes on it. Not shared by threads, for a recording
-    takes in all that is started on it.
+    ever used, and another for the backward passes on it. Not shared by threads, because a capture
+    takes in all that is started on the stream.
     """
     if device.type != "cuda":
         return None
@@ -159,10 +159,10 @@ class Replay:
     """Runs functions of no arguments that read and write fixed tensors, by key: first as they are,
     later as a graph.
 
-    A function's first run warms up, its second is recorded; both do their work once. Where CUDA
-    cannot record it, or records already, it runs as it is. ``stream`` is where it warms up and is
-    recorded, for functions whose autograd graphs were built on that stream. ``replays`` counts the
-    runs that were replays.
+    A function's first run warms up, its second is captured; both do their work once. If CUDA
+    cannot capture it, or is already capturing, it runs as it is. ``stream`` is where it warms up
+    and is captured, for functions whose autograd graphs were built on that stream. ``replays``
+    counts the runs that were replays.
     """
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
@@ -180,7 +180,7 @@ class Replay:
                 function()
             self._graphs[key] = None
         else:
-            graph = self._graphs[key] or self._record(function)
+            graph = self._graphs[key] or self._capture(function)
             if graph is None:
                 function()
             else:
@@ -188,12 +188,12 @@ class Replay:
                 graph.replay()
                 self.replays += 1
 
-    def _record(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+    def _capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 function()
-        except RuntimeError:  # an operation that cannot be recorded: nothing has been computed
+        except RuntimeError:  # an operation that cannot be captured: nothing has been computed
             self._on = False
             torch.cuda.synchronize()
             return None

@@ -183,10 +183,10 @@ def _overlaps(rows: Tensor, w: Tensor) -> Tensor:
 
 
 MOST_BYTES = 1 << 26  # of a basis: from here on reading all of it costs more than the launches
-LEAST_STEPS = 16  # recording takes as long as a few steps
+LEAST_STEPS = 16  # capturing takes as long as a few steps
 
 
-class RecordedSteps:
+class CapturedSteps:
     """Steps of one Krylov decomposition as a CUDA graph: A q_j, Gram–Schmidt twice, row j + 1.
 
     ``scalars`` are α, β and the drifts of the steps, (capacity,) each, float64 on the device.
@@ -211,13 +211,13 @@ class RecordedSteps:
     @classmethod
     def of(
         cls, basis: Basis, operator: LinearOperator, scalars: tuple[Tensor, Tensor, Tensor]
-    ) -> RecordedSteps | None:
+    ) -> CapturedSteps | None:
         """For an operator whose products can be captured and a small basis, else None."""
         rows = basis.rows
         small = rows.numel() * rows.element_size() <= MOST_BYTES and len(rows) > LEAST_STEPS
         if basis.device.type != "cuda" or basis.place != "device" or not small:
             return None
-        parts = operator.recordable()
+        parts = operator.capturable_product()
         return None if parts is None else cls(basis, parts[0], operator.dtype, scalars, parts[1])
 
     def step(self, number: int) -> None:
@@ -311,7 +311,7 @@ class Krylov:
         self.scratch = torch.empty_like(self.basis[0])
         self.size = self.kept = self.origin = self.products = self._checked = 0
         self.slack = 0.0
-        self.recorded = RecordedSteps.of(self.basis, operator, (self.alpha, self.beta, self.drift))
+        self.captured = CapturedSteps.of(self.basis, operator, (self.alpha, self.beta, self.drift))
 
     def extend(self, orthogonalise: bool = True) -> None:
         """One Lanczos step: one product, then Gram–Schmidt against the whole basis unless told not
@@ -321,9 +321,9 @@ class Krylov:
         §6.9); on a GPU asking would cost more than doing.
         """
         j, basis = self.size, self.basis
-        if self.recorded is not None and (j != self.kept or j == 0):
+        if self.captured is not None and (j != self.kept or j == 0):
             self.operator.matvecs += 1
-            self.recorded.step(j)
+            self.captured.step(j)
             self.size, self.products = j + 1, self.products + 1
             return
         last = basis[j]

@@ -37,7 +37,7 @@ ORDINARY_SINGLE = 20  # the same for float32, and for what is computed in it
 # the most that a vector is scaled by before a product, 2^±n
 INPUT = {torch.float64: 900, torch.float16: 8}
 INPUT_SINGLE = 100
-Recordable = tuple[Callable[[Tensor], Tensor], torch.cuda.Stream]
+CapturableProduct = tuple[Callable[[Tensor], Tensor], torch.cuda.Stream]
 
 
 class LinearOperator(ABC):
@@ -222,7 +222,7 @@ class LinearOperator(ABC):
         """An interval that holds the spectrum and costs no product; its ends may be infinite."""
         return 0.0 if self.psd else -math.inf, math.inf
 
-    def recordable(self) -> Recordable | None:
+    def capturable_product(self) -> CapturableProduct | None:
         """A product (P,) → (P,) that a CUDA graph can capture, with its stream, or None."""
         return None
 
@@ -607,8 +607,8 @@ class Normalised(LinearOperator):
         extra = self.dim * self.dtype.itemsize if self.exponent else 0
         return self.inner.column_bytes() + extra
 
-    def recordable(self) -> Recordable | None:
-        found = self.inner.recordable()
+    def capturable_product(self) -> CapturableProduct | None:
+        found = self.inner.capturable_product()
         if found is None:
             return None
         self.settle()  # a captured product cannot look at its own size

@@ -24,7 +24,7 @@ from torch import Tensor
 from lambdahat._core.check import memory_bytes, require_choice, require_count
 from lambdahat._core.device import beside, default_context, keep_freed_pages, side_stream
 from lambdahat.operators import linearise
-from lambdahat.operators.base import LinearOperator, Recordable
+from lambdahat.operators.base import CapturableProduct, LinearOperator
 from lambdahat.operators.exact import ClosedForm, HessianForm
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import Batch, free_memory
@@ -306,7 +306,7 @@ class Products:
         fits = self.graph_bytes * count <= max(CUDA_GRAPH_BYTES, CUDA_GRAPH_FRACTION * total)
         return fits and (1 not in self.replays or self.replays[1] is not None)
 
-    def recordable(self) -> Recordable | None:
+    def capturable_product(self) -> CapturableProduct | None:
         """A product (P,) → (P,) that a larger CUDA graph can capture, and its stream."""
         if not self._may_replay() or self.problem.ranks.size > 1:
             return None
@@ -467,10 +467,10 @@ class Curvature(LinearOperator):
         """The same kind of operator for another problem."""
         raise TypeError(f"{type(self).__name__} cannot be restricted by name")
 
-    def recordable(self) -> Recordable | None:
+    def capturable_product(self) -> CapturableProduct | None:
         # what a subclass adds to a product is not in the graph
         plain = type(self)._apply is Curvature._apply
-        return self.prepare().recordable() if plain and self.device.type == "cuda" else None
+        return self.prepare().capturable_product() if plain and self.device.type == "cuda" else None
 
     def budget(self) -> int | None:
         return self.problem.memory

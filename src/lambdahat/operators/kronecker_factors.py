@@ -96,7 +96,7 @@ class FactoredCall:
 
 
 @contextmanager
-def recording(layers: Sequence[FactoredLayer]) -> Iterator[list[FactoredCall]]:
+def traced_calls(layers: Sequence[FactoredLayer]) -> Iterator[list[FactoredCall]]:
     """Every call of the layers inside the block, in order; no hook outlives it."""
     calls: list[FactoredCall] = []
     handles: list[Any] = []
@@ -106,7 +106,7 @@ def recording(layers: Sequence[FactoredLayer]) -> Iterator[list[FactoredCall]]:
         if x.ndim < layer.least_dimensions:
             return output  # without a batch there are no rows: the layer then fails the probe
         calls.append(FactoredCall(layer, x.detach(), output))
-        return output.clone()  # an activation in place must not touch what was recorded
+        return output.clone()  # an activation in place must not touch what was traced
 
     try:
         for layer in layers:
@@ -229,12 +229,12 @@ class Pass:
 def passes(
     problem: Problem, layers: Sequence[FactoredLayer], fisher: Fisher, task: str
 ) -> Iterator[Pass]:
-    """The forward pass of each batch with the calls of ``layers`` recorded."""
+    """The forward pass of each batch with the calls of ``layers`` traced."""
     values, rng = problem.named(problem.vector), fisher.stream()
     total = len(problem.batches)
     for done, (weight, batch) in enumerate(problem.weighted()):
         parameters = {name: value.detach().requires_grad_() for name, value in values.items()}
-        with recording(layers) as calls:
+        with traced_calls(layers) as calls:
             output = as_tree(problem.output(parameters, batch))
         vectors = fisher.vectors(problem, output, batch, rng)
         yield Pass(weight, batch, vectors, join_outputs(output), calls)
@@ -244,7 +244,7 @@ def passes(
 def find_layers(problem: Problem) -> tuple[list[FactoredLayer], dict[str, str]]:
     """The layers in Kronecker form, and for every other parameter the reason why not.
 
-    On the first batch, a layer's gradient must be Σ_r g_r a_rᵀ over its recorded calls, with each
+    On the first batch, a layer's gradient must be Σ_r g_r a_rᵀ over its traced calls, with each
     row r of one sample. Shared weights, other subclasses and inputs that all samples share fail.
     """
     model, slices = problem.model or nn.Module(), problem.space.slices  # a function has no layers
@@ -280,7 +280,7 @@ def _probe(problem: Problem, layers: Sequence[FactoredLayer]) -> dict[str, str]:
     """The layers without Kronecker form on the first batch, each with the reason."""
     values = problem.named(problem.vector)
     leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-    with recording(layers) as calls:
+    with traced_calls(layers) as calls:
         output = join_outputs(problem.output(leaves, problem.batches.first()))
     first = torch.randn(output.shape, generator=generator(0, "kfac", "probe")).to(output)
     rest = first.clone()

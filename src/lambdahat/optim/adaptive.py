@@ -33,7 +33,7 @@ class Padam(Optimizer):
     - ``"printed"``: Algorithm 9, gᵗ/(1−β₁ᵗ) and gᵗ²/(1−β₂ᵗ) inside the recursions and α·m/(v +
       ε)^p.
 
-    ``capturable=True`` keeps the step count on the device, for a step recorded in a CUDA graph.
+    ``capturable=True`` keeps the step count on the device, for a step captured in a CUDA graph.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> weight.grad = torch.tensor([1.0, -4.0])

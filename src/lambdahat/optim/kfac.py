@@ -104,15 +104,15 @@ class Listener(Protocol):
         """Take the input of module ``index`` and the gradient at its output."""
 
 
-class Recorder:
+class LayerTracer:
     """Calls ``listener.receive(index, x, g, samples, forward_pass)`` in a backward pass for every
     call of a module.
 
     x is the input of ``modules[index]`` and g the gradient at its output; ``samples`` is the batch
     size of the model's own input, and ``forward_pass`` the same object for all calls in one forward
     pass of the model. Passes in eval mode or without gradients are not seen, nor those of
-    ``create_graph=True``, nor those that are not ``wanted()``. The hooks hold the recorder weakly
-    and are removed with it, or by ``close``; so does the recorder its listener.
+    ``create_graph=True``, nor those that are not ``wanted()``. The hooks hold the tracer weakly
+    and are removed with it, or by ``close``; so does the tracer its listener.
     """
 
     def __init__(self, model: nn.Module, modules: Sequence[nn.Module], listener: Listener) -> None:
@@ -158,15 +158,15 @@ class Recorder:
 
 
 class _Hook:
-    """A weak call of one of the recorder's methods; a copied or unpickled one does nothing."""
+    """A weak call of one of the tracer's methods; a copied or unpickled one does nothing."""
 
-    def __init__(self, recorder: Recorder, method: str, *first: Any) -> None:
-        self.recorder, self.method, self.first = weakref.ref(recorder), method, first
+    def __init__(self, tracer: LayerTracer, method: str, *first: Any) -> None:
+        self.tracer, self.method, self.first = weakref.ref(tracer), method, first
 
     def __call__(self, *args: Any) -> None:
-        recorder = self.recorder()
-        if recorder is not None:
-            getattr(recorder, self.method)(*self.first, *args)
+        tracer = self.tracer()
+        if tracer is not None:
+            getattr(tracer, self.method)(*self.first, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a callable of the standard library that ignores its arguments, so that a model that was
@@ -262,7 +262,7 @@ class KFAC(descent.Descent):
     def _watch(self) -> None:
         self.layers, self._plain = find_layers(self.model, self.all_parameters(), self.sharing)
         self._forget()
-        self._recorder = Recorder(self.model, [layer.module for layer in self.layers], self)
+        self._tracer = LayerTracer(self.model, [layer.module for layer in self.layers], self)
 
     def check_group(self, group: dict[str, Any]) -> None:
         check.require_number(group["damping"], "damping", "[0, inf)")
@@ -304,7 +304,7 @@ class KFAC(descent.Descent):
         group["observed"] = group["step"]
 
     def wanted(self) -> bool:
-        """Whether the backward pass of the forward pass that runs now is to be recorded."""
+        """Whether the backward pass of the forward pass that runs now is to be traced."""
         return self._by_rows or self._measures
 
     def receive(self, index: int, x: Tensor, g: Tensor, samples: int, forward_pass: object) -> None:
@@ -315,13 +315,13 @@ class KFAC(descent.Descent):
             self._collect(self._sums[index], index, x, g, samples, forward_pass)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and what was recorded for a step that was not taken."""
+        """Clear the gradients, and what was traced for a step that was not taken."""
         super().zero_grad(set_to_none)
         self._forget()
 
     def close(self) -> None:
         """Remove the hooks from the model."""
-        self._recorder.close()
+        self._tracer.close()
 
     def directions(self) -> descent.Directions:
         """The preconditioned gradients, after whatever update of moments and inverses is due."""
@@ -361,7 +361,7 @@ class KFAC(descent.Descent):
         return layer.split(apply(state, matrix, damping))
 
     def _forget(self) -> None:
-        """Drop what was recorded since the last step."""
+        """Drop what was traced since the last step."""
         self._sums = [Sums() for _ in self.layers]
         self._rows: dict[int, LayerRows | None] = {}
 
@@ -439,7 +439,7 @@ class KFAC(descent.Descent):
         def keep(index: int) -> Callable[..., Tensor]:
             def hook(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
                 calls.append((index, (args[0] if args else kwargs["input"]).detach(), output))
-                return output.clone()  # an activation in place must not touch what was recorded
+                return output.clone()  # an activation in place must not touch what was traced
 
             return hook
 
@@ -454,11 +454,11 @@ class KFAC(descent.Descent):
                 handle.remove()
 
     def _update(self) -> None:
-        """Mix what the hooks recorded into the running moments."""
+        """Mix what the hooks traced into the running moments."""
         if self.layers and not any(sums.samples for sums in self._sums):
             raise RuntimeError(
                 "the model must have run forward and backward in train mode before step, got no"
-                " pass recorded; call model.train(); after close() make a new KFAC"
+                " pass traced; call model.train(); after close() make a new KFAC"
             )
         scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
         decay = self.param_groups[0]["decay"]

@@ -138,7 +138,7 @@ def _from_rows(rows: Tensor, axis: int, like: Tensor) -> Tensor:
 # on a CPU smaller tensors of one shape are worth a copy into a stack: calls cost more than numbers
 SMALL = 4096
 FIELDS = ("basis", "shared", "weights", "rest")
-# what a recorded step holds as constants
+# what a captured step holds as constants
 RULE = ("alpha", "rank", "eta", "delta", "epsilon", "rescale")
 CONSTANTS = (*RULE, "momentum", "weight_decay", "decoupled")
 
@@ -156,7 +156,7 @@ class NGD(Optimizer):
     gradient norm. ``weight_decay`` is added to the gradient, or with ``decoupled`` shrinks the
     weights by lr·weight_decay.
 
-    No step waits for the device. On a GPU, steps are recorded in CUDA graphs after the first few.
+    No step waits for the device. On a GPU, steps are captured in CUDA graphs after the first few.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class _Stack:
         first = parameters[0]
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         shape = (len(parameters), *first.shape)
-        # a recorded step reads its gradients from a fixed place
+        # a captured step reads its gradients from a fixed place
         cuda = first.device.type == "cuda"
         self.gradient = torch.empty(shape, dtype=self.dtype, device=first.device) if cuda else None
         self.places = [] if self.gradient is None else list(self.gradient.unbind())
@@ -294,7 +294,7 @@ class _Batch:
         if self.places:
             gradients: list[Any] = [parameter.grad for parameter in self.parameters]
             torch._foreach_copy_(self.places, gradients)
-        # recorded steps read the rate from there; a number that has not changed is there already
+        # captured steps read the rate from there; a number that has not changed is there already
         lr = settings["lr"]
         if isinstance(lr, Tensor):
             self._lr.copy_(lr)

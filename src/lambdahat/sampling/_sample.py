@@ -27,7 +27,7 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.space import Space, matcher
 from lambdahat.results import Array, Chains, Estimate
 from lambdahat.sampling.backends import AnyRunner, make_runner
-from lambdahat.sampling.backends.chain_runner import ChainPlan, Observable, Record
+from lambdahat.sampling.backends.chain_runner import ChainPlan, Observable, Readings
 from lambdahat.sampling.diagnostics import (
     AcceptanceProbe,
     ChainReading,
@@ -98,8 +98,8 @@ def sample(
     if batch_size is not None:
         require_count(batch_size, "batch_size", 1, problem.num_samples)
     require_type(watch, Callable | None, "watch", "be a function of the energies so far")
-    records = baseline != "paired", forces, keep_parameters, observables or {}, averages or {}
-    plan = ChainPlan(seed, batch_size, shared_batches, accumulate, thin, bound, *records)
+    readings = baseline != "paired", forces, keep_parameters, observables or {}, averages or {}
+    plan = ChainPlan(seed, batch_size, shared_batches, accumulate, thin, bound, *readings)
     frozen = problem.at(problem.vector)
     runner, mode = make_runner(frozen, place(kernel, frozen), chains, plan, mode)
     try:
@@ -132,8 +132,8 @@ class Collector:
     runner: AnyRunner
     mode: str
     watch: Watch | None = None
-    _parts: list[Record] = field(init=False, default_factory=list)
-    _segments: list[tuple[int, Record]] = field(init=False, default_factory=list)
+    _parts: list[Readings] = field(init=False, default_factory=list)
+    _segments: list[tuple[int, Readings]] = field(init=False, default_factory=list)
     _probe: AcceptanceProbe | None = field(init=False, default=None)
 
     def draw(self, draws: int) -> bool:
@@ -143,9 +143,11 @@ class Collector:
             self._probe = AcceptanceProbe(setup.problem, kernel, setup.plan.seed)
         pieces = len(range(0, draws, -(-draws // PIECES)))
         for number, piece in enumerate(in_pieces("sample", draws)):
-            record = runner.advance(piece)
-            means = {name: record.pop(name) for name in list(record) if name.startswith(AVERAGE)}
-            self._parts.append(record)
+            readings = runner.advance(piece)
+            means = {
+                name: readings.pop(name) for name in list(readings) if name.startswith(AVERAGE)
+            }
+            self._parts.append(readings)
             if means:
                 self._add_segment(piece, means)
             if self._probe is not None and number % max(pieces // PROBES, 1) == 0:
@@ -156,7 +158,7 @@ class Collector:
                     return False
         return True
 
-    def _add_segment(self, draws: int, means: Record) -> None:
+    def _add_segment(self, draws: int, means: Readings) -> None:
         """Keep averages over a segment; many segments are joined two by two, to bound memory."""
         self._segments.append((draws, means))
         if len(self._segments) > MOST_SEGMENTS:
@@ -171,8 +173,8 @@ class Collector:
         """The chains so far, with their diagnostics and status."""
         parts, runner, setup = self._parts, self.runner, self.runner.setup
         kernel, plan = runner.kernel, setup.plan
-        record = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
-        arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
+        readings = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+        arrays = {name: values.numpy() for name, values in readings.items() if name != "parameters"}
         reasons, acceptance = dict(reasons or {}), math.nan
         if kernel.exact:
             acceptance = float(arrays["acceptance"].mean())
@@ -215,7 +217,7 @@ class Collector:
                 for name in plan.averages
             },
             stretches=tuple(length for length, _ in self._segments),
-            parameters=record.get("parameters"),
+            parameters=readings.get("parameters"),
             reasons=reasons,
             cost=runner.gradients_spent * len(bounded),
             status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),

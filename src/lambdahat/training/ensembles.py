@@ -39,7 +39,7 @@ class StackedModel:
     problem.
 
     With ``one_by_one`` the members are differentiated one after another, not in one mapped call, in
-    which convolutions become grouped ones: those are slow on a GPU, and a recorded step has no
+    which convolutions become grouped ones: those are slow on a GPU, and a captured step has no
     launches to save.
     """
 

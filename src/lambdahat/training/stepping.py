@@ -131,14 +131,14 @@ MOST_BYTES = 1 << 30
 MOST_FORMS = 4  # batches of more shapes than these would each need a graph
 
 
-class RecordedGradients:
+class CapturedGradients:
     """The gradient of a step's mean loss, left in the parameters' ``grad``; the first steps run as
     they are.
 
-    Only what a replay repeats truly is recorded. Gives None, for the caller to run the step by
+    Only what a replay repeats exactly is captured. Returns None, for the caller to run the step by
     itself, where the model draws random numbers on the host, has hooks or attributes that a step
-    changes, or is large; where the loss is the user's own; and where CUDA cannot record the step.
-    Dropout on the device is recorded: every replay advances the device's generator as a plain step
+    changes, or is large; where the loss is the user's own; and where CUDA cannot capture the step.
+    Dropout on the device is captured: every replay advances the device's generator as a plain step
     does, and draws the same numbers.
     """
 
@@ -327,7 +327,7 @@ class Stepper:
     device.
 
     The gradient is that of the mean over all samples of the step; on a GPU that of a small model is
-    replayed from a CUDA graph (``recorded``). ``clip`` bounds its norm. A regularizer's ``add_to``
+    replayed from a CUDA graph (``captured``). ``clip`` bounds its norm. A regularizer's ``add_to``
     comes after the gradient and before clipping, its ``after_step`` after the optimiser.
     """
 
@@ -363,7 +363,7 @@ class Stepper:
         came = '"float16", whose gradients are scaled'
         require(not self._double or not self.scaler, "precision", expected, came)
         plain = subject.device.type == "cuda" and self.scaler is None and not self._double
-        self.recorded = RecordedGradients(subject, self.parameters, joint_norm) if plain else None
+        self.captured = CapturedGradients(subject, self.parameters, joint_norm) if plain else None
 
     def __call__(self, group: list[Batch], step: int, tally: Tally) -> None:
         """One step on these batches."""
@@ -373,7 +373,7 @@ class Stepper:
                     self._observe(inner, step)
             total = sum(batch.size for batch in group)
             graphs: list[list[Tensor | None]] = []
-            replayed = None if self.recorded is None else self.recorded(group)
+            replayed = None if self.captured is None else self.captured(group)
             if replayed is None:
                 self.optimizer.zero_grad(set_to_none=True)
                 sums, graphs = self._differentiate(group, total)

@@ -1,4 +1,4 @@
-"""A record of a function gives the function's own numbers, or is not used."""
+"""A trace of a function gives the function's own numbers, or is not used."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 import lambdahat as lh
 from lambdahat.sampling.backends import chain_runner
-from lambdahat.sampling.backends.chain_runner import Recorded, Together
+from lambdahat.sampling.backends.chain_runner import Together, TracedFunction
 from lambdahat.singular.exact import deep_linear_problem
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_runner, "RECORD_AFTER", 2)
+    monkeypatch.setattr(chain_runner, "TRACE_AFTER", 2)
 
 
 def places(problem: lh.Problem, chains: int, seed: int) -> Tensor:
@@ -24,15 +24,15 @@ def places(problem: lh.Problem, chains: int, seed: int) -> Tensor:
     )
 
 
-def counted(calls: list[int]) -> Recorded:
+def counted(calls: list[int]) -> TracedFunction:
     def function(positions: Tensor) -> tuple[Tensor, Tensor]:
         calls.append(len(positions))
         return positions.square().sum(-1), 2 * positions
 
-    return Recorded(function)
+    return TracedFunction(function)
 
 
-def test_the_record_gives_the_same_bits_as_the_function() -> None:
+def test_the_trace_gives_the_same_bits_as_the_function() -> None:
     problem = deep_linear_problem((3, 2, 3, 2), 1, 1000)
     gradients = Together(problem)
     for seed in range(5):
@@ -41,18 +41,18 @@ def test_the_record_gives_the_same_bits_as_the_function() -> None:
             gradients.only_batch(at), gradients.one_batch(at, problem.batches.first()), strict=True
         ):
             assert torch.equal(ours, plain)
-    assert gradients.only_batch._record is not None
+    assert gradients.only_batch._trace is not None
 
 
-def test_once_recorded_the_function_is_called_no_more() -> None:
+def test_once_traced_the_function_is_called_no_more() -> None:
     calls: list[int] = []
     function = counted(calls)
     for _ in range(6):
         function(torch.ones(3, 2))
-    assert len(calls) == 3  # twice, and once to record
+    assert len(calls) == 3  # twice, and once to trace
 
 
-def test_another_number_of_chains_is_not_answered_by_the_record() -> None:
+def test_another_number_of_chains_is_not_answered_by_the_trace() -> None:
     function = counted([])
     for _ in range(3):
         function(torch.ones(3, 2))
@@ -61,14 +61,14 @@ def test_another_number_of_chains_is_not_answered_by_the_record() -> None:
     assert gradients.shape == (5, 2)
 
 
-def test_what_cannot_be_recorded_is_called() -> None:
+def test_what_cannot_be_traced_is_called() -> None:
     def function(positions: Tensor) -> tuple[Tensor, Tensor]:
-        scale = float(positions.sum())  # a number that a record does not have
+        scale = float(positions.sum())  # a number that a trace does not have
         return scale * positions.sum(-1), scale * torch.ones_like(positions)
 
-    recording = Recorded(function)
+    traced = TracedFunction(function)
     for value in (1.0, 2.0, 3.0, 4.0):
-        losses, _ = recording(torch.full((2, 2), value))
+        losses, _ = traced(torch.full((2, 2), value))
         assert losses[0] == 4 * value * 2 * value
 
 
@@ -79,6 +79,6 @@ def test_what_answers_otherwise_the_next_time_is_called() -> None:
         calls.append(1)
         return positions.sum(-1) + len(calls), positions
 
-    recording = Recorded(function)
-    seen = [float(recording(torch.zeros(1, 1))[0]) for _ in range(5)]
-    assert seen == [1.0, 2.0, 4.0, 5.0, 6.0]  # the third call was the recording's
+    traced = TracedFunction(function)
+    seen = [float(traced(torch.zeros(1, 1))[0]) for _ in range(5)]
+    assert seen == [1.0, 2.0, 4.0, 5.0, 6.0]  # the third call was the trace's

@@ -221,7 +221,7 @@ class StackedRule:
         self.epsilon = torch.full_like(self.rates, 1e-8) if epsilon is None else epsilon.to(like)
         self.first = [torch.zeros_like(p) for p in self.parameters] if self.kind != "sgd" else []
         self.second = [torch.zeros_like(p) for p in self.parameters] if self.kind == "adam" else []
-        # powers βᵗ live on the device, where a recorded step can change them
+        # powers βᵗ live on the device, where a captured step can change them
         self.powers = torch.ones(2, dtype=torch.float64, device=like.device)
         self.betas = torch.tensor(BETAS, dtype=torch.float64, device=like.device)
 

@@ -163,7 +163,7 @@ def absolute_products(product: Product, vectors: list[Tensor], depth: int) -> li
 
     ``depth`` Lanczos steps that start at v give ‖v‖·Q|T|e₁. The recurrence is not reorthogonalised,
     which functions of a matrix do not need (Musco, Musco & Sidford, 2018), and |T| = T·sign(T) is
-    found by matrix products alone, so that a CUDA graph can record all of it.
+    found by matrix products alone, so that a CUDA graph can capture all of it.
     """
     count = len(vectors[0])
     flat = torch.cat([vector.reshape(count, -1) for vector in vectors], 1)

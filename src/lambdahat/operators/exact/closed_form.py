@@ -31,7 +31,7 @@ from lambdahat.operators.exact.layer_squares import (
     Squares,
     Trusted,
     pull_squares,
-    record,
+    trace_layers,
 )
 from lambdahat.operators.exact.residuals import Residuals, SampledResiduals, verify
 from lambdahat.operators.exact.validity import (
@@ -275,7 +275,7 @@ class ClosedForm:
             for batch, share in _parts(problem, factors, most):
                 squares: Squares = {}
                 if trusted.names or extra is not None:
-                    part = record(problem, leaves, batch, trusted, share, room)
+                    part = trace_layers(problem, leaves, batch, trusted, share, room)
                     # parameters that enter once, through a layer with a closed form
                     if factors.count and part.layered:
                         signals, signs = factors.make(problem, part.output.detach(), batch)

@@ -139,7 +139,7 @@ def part_bytes(device: torch.device) -> int:
     return CHUNK_BYTES.get(device.type, CHUNK_BYTES["cpu"])
 
 
-def record(
+def trace_layers(
     problem: Problem,
     leaves: Leaves,
     batch: Batch,

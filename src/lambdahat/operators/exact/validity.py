@@ -37,7 +37,7 @@ from lambdahat.operators.exact.layer_squares import (
     gradients,
     owner,
     pull_signals,
-    record,
+    trace_layers,
 )
 from lambdahat.operators.linearise import (
     Leaves,
@@ -147,7 +147,7 @@ def few_of(problem: Problem, leaves: Leaves) -> Few:
     batch = replace(given, data=copied)
     try:
         with twice_differentiable():
-            return Few(problem, leaves, given, batch, record(problem, leaves, batch))
+            return Few(problem, leaves, given, batch, trace_layers(problem, leaves, batch))
     # a model for one batch size only
     except (RuntimeError, ValueError, IndexError, AssertionError) as error:
         said = str(error).partition("\n")[0] or type(error).__name__

@@ -24,7 +24,7 @@ from lambdahat.sampling.backends.chain_runner import (
     ChainPlan,
     ChainSetup,
     OneByOne,
-    Record,
+    Readings,
     Runner,
     Together,
     has_unfoldable,
@@ -175,7 +175,7 @@ class GraphRunner(Runner):
         for start in range(0, steps, self._room):
             self._replay(min(self._room, steps - start))
 
-    def advance(self, draws: int, observe: bool = True) -> Record:
+    def advance(self, draws: int, observe: bool = True) -> Readings:
         parts, thin = [], self.plan.thin
         while draws > 0:
             now = min(draws, self._room // thin)

@@ -24,10 +24,10 @@ from lambdahat.problem.evaluators import Parameters
 from lambdahat.sampling.backends.minibatches import Minibatches
 from lambdahat.sampling.kernels import Evaluate, Kernel, Streams
 
-RECORD_AFTER = 1000  # calls; recording takes about a second when it is the first in a process
+TRACE_AFTER = 1000  # calls; tracing takes about a second when it is the first in a process
 LossAndGradient = tuple[Tensor, Tensor]
 Observable = Callable[[Tensor], Tensor | float]
-Record = dict[str, Tensor]
+Readings = dict[str, Tensor]
 TRACES = ("loss", "centre", "distance", "acceptance")
 FORCES, STEPS, TRAJECTORIES = ("force", "virial"), ("work", "heat"), ("recycled",)
 
@@ -83,32 +83,32 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 @dataclass(eq=False)
-class Recorded:
+class TracedFunction:
     """``function(positions)``; from the thousandth call on the tensor operations of that call are
     repeated (``make_fx``).
 
     Mapping and differentiating a loss of a few parameters takes several times as long as the
     operations that come of it. These are the same operations on the same kernels, so the numbers
-    stay the same to the bit; a function that cannot be recorded, or whose record answers otherwise,
+    stay the same to the bit; a function that cannot be traced, or whose trace gives other numbers,
     is called as before.
     """
 
     function: Callable[[Tensor], LossAndGradient]
     _calls: int = field(init=False, default=0)
-    _record: Callable[[Tensor], LossAndGradient] | None = field(init=False, default=None)
+    _trace: Callable[[Tensor], LossAndGradient] | None = field(init=False, default=None)
     _like: tuple[torch.Size, torch.dtype] | None = field(init=False, default=None)
 
     def __call__(self, positions: Tensor) -> LossAndGradient:
         self._calls += 1
         like = positions.shape, positions.dtype
-        if self._record is not None and self._like == like:
-            return self._record(positions)
+        if self._trace is not None and self._like == like:
+            return self._trace(positions)
         answer = self.function(positions)
-        if self._calls == RECORD_AFTER:
-            with suppress(Exception):  # whatever a user's function does that cannot be recorded
-                record = make_fx(self.function)(positions)
-                if all(map(torch.equal, record(positions), answer)):
-                    self._record, self._like = record, like
+        if self._calls == TRACE_AFTER:
+            with suppress(Exception):  # whatever a user's function does that cannot be traced
+                trace = make_fx(self.function)(positions)
+                if all(map(torch.equal, trace(positions), answer)):
+                    self._trace, self._like = trace, like
         return answer
 
 
@@ -122,9 +122,9 @@ class Together:
     def __init__(self, problem: Problem, unfold: bool = False) -> None:
         self.problem = problem
         self._convolutions = UnfoldedConvolutions if unfold else nullcontext
-        # a record that held it would keep the problem until the collector comes
+        # a trace that held it would keep the problem until the collector comes
         own = weakref.proxy(self)
-        self.only_batch = Recorded(
+        self.only_batch = TracedFunction(
             lambda at: own.differentiate(
                 lambda leaves: problem.batch_loss(leaves, problem.batches.first()), at
             )
@@ -363,7 +363,7 @@ class Runner:
         self.source.resize(batch_size)
         self.batch_size = batch_size
 
-    def noise(self, batches: int) -> Record:
+    def noise(self, batches: int) -> Readings:
         """Measure the noise of batches where the chains are, without moving them; each entry is
         (chains,).
 
@@ -398,7 +398,7 @@ class Runner:
         noise = {"trace": trace, "energy": energy, "tied": tied / (batches - 1)}
         return {name: (self.kernel.nbeta**2 * values).cpu() for name, values in noise.items()}
 
-    def forces(self) -> Record:
+    def forces(self) -> Readings:
         """Gradients of nβL on two batches (or once on all data) and of γ, (chains, P) each."""
         source, position, seen = self.source, self.state.position, []
         gamma: Any = self.kernel.localization
@@ -411,12 +411,12 @@ class Runner:
         return {"first": seen[0], "second": seen[-1], "tie": tie}
 
     def skip(self, steps: int) -> None:
-        """Take steps without recording anything."""
+        """Take steps without reading anything."""
         with self.gradients.context():
             for _ in range(steps):
                 self._step()
 
-    def advance(self, draws: int, observe: bool = True) -> Record:
+    def advance(self, draws: int, observe: bool = True) -> Readings:
         """``draws`` more draws: for each trace a tensor (chains, draws), for observables (chains,
         draws, …).
 
@@ -425,9 +425,9 @@ class Runner:
         """
         observe, names = observe and self.plan.observes, self.traces
         shape, device = (len(self.chains), draws), self.problem.device
-        record = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name in names}
+        readings = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name in names}
         observations: dict[str, list[Tensor]] = {}
-        totals: Record = {}
+        totals: Readings = {}
         with self.gradients.context():
             for draw in range(draws):
                 for _ in range(self.plan.thin - 1):
@@ -436,12 +436,12 @@ class Runner:
                 if observe and not self.kernel.exact:
                     self._observe(observations, totals)
                 for name, value in zip(names, self._step(), strict=True):
-                    record[name][:, draw] = value
+                    readings[name][:, draw] = value
                 if observe and self.kernel.exact:
                     self._observe(observations, totals)
-        record |= {name: torch.stack(values, dim=1) for name, values in observations.items()}
-        record |= {name: total.unsqueeze(1) / draws for name, total in totals.items()}
-        return {name: values.cpu() for name, values in record.items()}
+        readings |= {name: torch.stack(values, dim=1) for name, values in observations.items()}
+        readings |= {name: total.unsqueeze(1) / draws for name, total in totals.items()}
+        return {name: values.cpu() for name, values in readings.items()}
 
     def _step(self) -> tuple[Tensor, ...]:
         """Take one step; returns its entry of each of the ``traces``, (chains,)."""
@@ -475,10 +475,10 @@ class Runner:
         index, centre = source.draw(self.rng, len(self.chains))
         return lambda at: on_batches(gradients, at, source, index, parts), centre
 
-    def _observe(self, observations: dict[str, list[Tensor]], totals: Record) -> None:
-        """Record what the plan asks for at the current positions."""
+    def _observe(self, observations: dict[str, list[Tensor]], totals: Readings) -> None:
+        """Read what the plan asks for at the current positions."""
         plan, positions = self.plan, self.state.position
-        seen: Record = {}
+        seen: Readings = {}
         if plan.full_losses:
             losses = [
                 self.problem.loss(theta) if theta.isfinite().all() else float("nan")

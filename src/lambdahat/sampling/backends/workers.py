@@ -20,7 +20,13 @@ from torch import Tensor
 
 from lambdahat._core.check import require
 from lambdahat.problem import Problem
-from lambdahat.sampling.backends.chain_runner import ChainPlan, ChainSetup, OneByOne, Record, Runner
+from lambdahat.sampling.backends.chain_runner import (
+    ChainPlan,
+    ChainSetup,
+    OneByOne,
+    Readings,
+    Runner,
+)
 from lambdahat.sampling.kernels import Kernel, KroneckerScale
 
 
@@ -104,14 +110,14 @@ class ForkedRunner:
     def skip(self, steps: int) -> None:
         self._all("skip", steps)
 
-    def advance(self, draws: int, observe: bool = True) -> Record:
-        return self._record("advance", draws, observe)
+    def advance(self, draws: int, observe: bool = True) -> Readings:
+        return self._collect("advance", draws, observe)
 
-    def noise(self, batches: int) -> Record:
-        return self._record("noise", batches)
+    def noise(self, batches: int) -> Readings:
+        return self._collect("noise", batches)
 
-    def forces(self) -> Record:
-        return self._record("forces")
+    def forces(self) -> Readings:
+        return self._collect("forces")
 
     def retune(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -134,8 +140,8 @@ class ForkedRunner:
     def __del__(self) -> None:
         self.close()
 
-    def _record(self, name: str, *arguments: Any) -> Record:
-        """The records of all processes, joined in the order of the chains."""
+    def _collect(self, name: str, *arguments: Any) -> Readings:
+        """The readings of all processes, joined in the order of the chains."""
         parts = self._all(name, *arguments)
         return {name: torch.cat([part[name] for part in parts])[self._order] for name in parts[0]}
 
@@ -183,11 +189,11 @@ def _serve(
 
 
 class SpreadRunner:
-    """Chains of which this rank's ``runner`` advances those numbered ``own``; their records are
+    """Chains of which this rank's ``runner`` advances those numbered ``own``; their readings are
     gathered on every rank.
 
     All else is that of the rank's runner. A rank without a chain of its own runs the first once
-    more, and its record is not used.
+    more, and its readings are not used.
     """
 
     def __init__(
@@ -207,23 +213,23 @@ class SpreadRunner:
     def bounded(self) -> Tensor:
         return self.gather(self._runner.bounded)
 
-    def advance(self, draws: int, observe: bool = True) -> Record:
-        return self._gather_record(self._runner.advance(draws, observe))
+    def advance(self, draws: int, observe: bool = True) -> Readings:
+        return self._gather(self._runner.advance(draws, observe))
 
-    def noise(self, batches: int) -> Record:
-        return self._gather_record(self._runner.noise(batches))
+    def noise(self, batches: int) -> Readings:
+        return self._gather(self._runner.noise(batches))
 
-    def forces(self) -> Record:
-        return self._gather_record(self._runner.forces())
+    def forces(self) -> Readings:
+        return self._gather(self._runner.forces())
 
-    def _gather_record(self, record: Record) -> Record:
-        """The record of all chains from that of this rank's, by one all-reduce."""
-        rows = [values.reshape(len(values), -1).double() for values in record.values()]
+    def _gather(self, readings: Readings) -> Readings:
+        """The readings of all chains from those of this rank, by one all-reduce."""
+        rows = [values.reshape(len(values), -1).double() for values in readings.values()]
         whole = self.gather(torch.cat(rows, dim=1).to(self._problem.device)).cpu()
-        parts = whole.split([values[0].numel() for values in record.values()], dim=1)
+        parts = whole.split([values[0].numel() for values in readings.values()], dim=1)
         return {
             name: part.reshape(-1, *values.shape[1:]).to(values.dtype)
-            for (name, values), part in zip(record.items(), parts, strict=True)
+            for (name, values), part in zip(readings.items(), parts, strict=True)
         }
 
     def gather(self, rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.sampling._sample import Collector, SamplingRequest, SamplingRun, in_pieces
 from lambdahat.sampling.backends import AnyRunner, make_runner
-from lambdahat.sampling.backends.chain_runner import ChainPlan, Record
+from lambdahat.sampling.backends.chain_runner import ChainPlan, Readings
 from lambdahat.sampling.diagnostics import RHAT, read
 from lambdahat.sampling.kernels import HMC
 from lambdahat.sampling.kernels.hmc import FEWEST
@@ -152,7 +152,7 @@ def _warm_up(runner: AnyRunner, kernel: HMC, length: float, effort: WarmUpEffort
     return kernel
 
 
-def _draw_for_gradients(runner: AnyRunner, gradients: int) -> Iterator[Record]:
+def _draw_for_gradients(runner: AnyRunner, gradients: int) -> Iterator[Readings]:
     """Draws, one at a time, until so many gradients are spent."""
     end = runner.gradients_spent + gradients
     while runner.gradients_spent < end:

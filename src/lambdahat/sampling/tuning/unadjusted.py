@@ -34,7 +34,7 @@ from lambdahat.sampling._sample import (
     in_pieces,
 )
 from lambdahat.sampling.backends import SMALL, AnyRunner, make_runner
-from lambdahat.sampling.backends.chain_runner import ChainPlan, Record
+from lambdahat.sampling.backends.chain_runner import ChainPlan, Readings
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, LARGE, default_batch
 from lambdahat.sampling.diagnostics import (
     RHAT,
@@ -204,7 +204,7 @@ class Draws:
 
     kernel: Kernel
     energies: Array
-    record: Mapping[str, Array]
+    readings: Mapping[str, Array]
     noise: Mapping[str, float]
 
 
@@ -306,9 +306,9 @@ class StepPilot:
                     step = self._halve_step(step)
                     burn_in = max(min(burn_in, self._steps_left // 2), 1)
                     continue
-                record: dict[str, Array] = {name: part.numpy() for name, part in seen.items()}
-                energies = rough.nbeta * (record["loss"] - record["centre"])
-                coarse = Draws(rough, energies, record, _mean_noise(runner))
+                readings: dict[str, Array] = {name: part.numpy() for name, part in seen.items()}
+                energies = rough.nbeta * (readings["loss"] - readings["centre"])
+                coarse = Draws(rough, energies, readings, _mean_noise(runner))
             kernel = self._kernel_at(step)
             kernel = dataclasses.replace(kernel, **kernel.frozen)
             runner.retune(kernel)
@@ -442,15 +442,15 @@ class StepPilot:
             return math.nan
         report("tuning", 0, steps)
         self.runner.retune(self._kernel_at(step))
-        record = self._advance(steps, forces=True)
+        readings = self._advance(steps, forces=True)
         report("tuning", steps, steps)
-        if _has_escaped(record, self.problem.num_parameters, self.kernel):
+        if _has_escaped(readings, self.problem.num_parameters, self.kernel):
             self.runner.restart()
             self._moments = None
             return math.nan
-        return self._settle(record)
+        return self._settle(readings)
 
-    def _advance(self, steps: int, forces: bool) -> Record:
+    def _advance(self, steps: int, forces: bool) -> Readings:
         """Advance the chains; measure the ``forces`` on them a few times on the way where a mass
         may be tried: for large tensors, tied to w*, that fit into memory.
         """
@@ -460,26 +460,26 @@ class StepPilot:
         fits = problem.num_parameters <= LARGE and steps >= 4 * FORCE_MEASUREMENTS
         if not (forces and plain and large and fits and self._mean_localization > 0):
             return runner.advance(steps, observe=False)
-        vector, records = runner.setup.centre, []  # no less than float32
+        vector, parts = runner.setup.centre, []  # no less than float32
         self._moments = CurvatureMoments(problem.space.shapes, vector)
         for number in range(FORCE_MEASUREMENTS):
             until = steps * (number + 1) // FORCE_MEASUREMENTS
-            records.append(
+            parts.append(
                 runner.advance(until - steps * number // FORCE_MEASUREMENTS, observe=False)
             )
             seen = {name: values.to(vector) for name, values in runner.forces().items()}
             self._moments.add(seen["first"], seen["second"] + seen["tie"])
-        return {name: torch.cat([record[name] for record in records], dim=1) for name in records[0]}
+        return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
 
-    def _settle(self, record: Record) -> float:
-        """The mean energy of the later half of a record; the friction is set by the distance there.
+    def _settle(self, readings: Readings) -> float:
+        """The mean energy of the later half of the draws; the distance there sets the friction.
 
         The mean square distance r² that chains reach is P over the harmonic mean a of the
         curvatures: the friction 2√a damps such a direction critically. It is 2√γ where most
         directions are flat, as in networks, and larger in regular models.
         """
-        half = record["loss"].shape[1] // 2
-        late = {name: values[:, half:] for name, values in record.items()}
+        half = readings["loss"].shape[1] // 2
+        late = {name: values[:, half:] for name, values in readings.items()}
         energy = self.kernel.nbeta * float((late["loss"] - late["centre"]).mean())
         # no posterior around a minimum has so much energy
         heat = max(energy / (self.problem.num_parameters / 2), 1.0)
@@ -586,10 +586,10 @@ def explained_bias(draws: Draws, share: float, parameters: int) -> tuple[float, 
         return math.nan, BIAS_PRIOR_WITHOUT_FORMULA * abs(raw)
     if kernel.bias_formula == "steps":
         gamma: Any = kernel.localization
-        work, heat = draws.record["work"], draws.record["heat"]
+        work, heat = draws.readings["work"], draws.readings["heat"]
         _, value = step_shares(kernel.step_size, gamma, work, heat, raw)
         return value, 0.25 * abs(value) + BIAS_PRIOR * abs(raw)
-    trace, degree = draws.noise["trace"], loss_degree(draws.record["work"], raw)
+    trace, degree = draws.noise["trace"], loss_degree(draws.readings["work"], raw)
     least, most = (kernel.noise_bias(trace, part, degree, raw, parameters) for part in (share, 1.0))
     value = (least + most) / 2
     return value, 0.25 * abs(value) + (most - least) / 2 + BIAS_PRIOR * abs(raw)
@@ -642,11 +642,11 @@ def reduce_step_size(runner: AnyRunner, most: int) -> tuple[Kernel, str]:
     window = max(min(25, most // (2 * tries)), 5)
     for _ in range(max(min(tries, most // (2 * window)), 1)):
         runner.retune(kernel)
-        record = runner.advance(2 * window, observe=False)
+        readings = runner.advance(2 * window, observe=False)
         runner.restart()
-        calm = not _has_escaped(record, parameters, kernel)
+        calm = not _has_escaped(readings, parameters, kernel)
         if calm and kernel.bias_formula == "steps":
-            loss, centre, heat = (record[name][:, window:] for name in ("loss", "centre", "heat"))
+            loss, centre, heat = (readings[name][:, window:] for name in ("loss", "centre", "heat"))
             energy = kernel.nbeta * float((loss - centre).mean())
             allowed = 0.5 * max(abs(energy), parameters / 2)  # a regular model's λ is P/2
             calm = not kernel.step_size / 8 * float(heat.mean()) > allowed
@@ -660,11 +660,11 @@ def reduce_step_size(runner: AnyRunner, most: int) -> tuple[Kernel, str]:
     return kernel, note
 
 
-def _has_escaped(record: Record, parameters: int, kernel: Kernel) -> bool:
+def _has_escaped(readings: Readings, parameters: int, kernel: Kernel) -> bool:
     """Whether a chain is not finite, or ten times farther out than the localization allows."""
-    squares = record["distance"].square()
+    squares = readings["distance"].square()
     room = 10 * parameters / (kernel.gamma(torch.min) or 1e-12) + 10 * squares[:, :1]
-    return not bool(torch.isfinite(record["loss"]).all()) or bool((squares > room).any())
+    return not bool(torch.isfinite(readings["loss"]).all()) or bool((squares > room).any())
 
 
 def draw_by_steps(
@@ -713,8 +713,8 @@ def draw_by_steps(
                 chains = dataclasses.replace(chains, noise=means)
                 fine, work, heat = ~chains.diagnostics.diverged, chains.work, chains.heat
                 if tuned and fine.any() and work is not None and heat is not None:
-                    record = {"work": work[fine], "heat": heat[fine]}
-                    draws = Draws(kernel, chains.energies[fine], record, means)
+                    readings = {"work": work[fine], "heat": heat[fine]}
+                    draws = Draws(kernel, chains.energies[fine], readings, means)
                     bias = bias_of_steps(draws, coarse, parameters)
                     chains = dataclasses.replace(chains, step_bias=bias)
             reading = read(chains, parameters, request.baseline == "full")
