@@ -254,6 +254,33 @@ def test_exact_traces_cover_float64_where_few_samples_decide(which: str) -> None
         assert float(found.stderr) <= 100 * error
 
 
+@pytest.mark.parametrize("classes", [3, 40])
+def test_samples_that_are_dead_by_rounding_alone_are_in_the_error(classes: int) -> None:
+    """All hidden units of 20 samples of 4,000 are 0 up to rounding: in float32 they add nothing.
+
+    40 classes are sampled by rounds of random signals.
+    """
+    missed = 0
+    for seed in range(4):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            first, last = nn.Linear(6, 4), nn.Linear(4, classes)
+            x, y = torch.randn(4000, 6), torch.randint(classes, (4000,))
+        with torch.no_grad():
+            first.bias *= 20
+            weight, bias = first.weight.double(), first.bias.double()
+            x[7::200] = (torch.linalg.pinv(weight) @ -bias).float()
+        model = nn.Sequential(first, nn.ReLU(), last)
+        found, truth = (
+            lh.trace(lh.hessian(lh.Problem(model, "cross_entropy", (x, y), dtype=dtype)), method=by)
+            for dtype, by in ((torch.float32, "auto"), (torch.float64, "exact"))
+        )
+        error = abs(float(found) - float(truth))
+        assert error <= 4 * float(found.stderr)
+        missed += error > 1e-3 * float(truth)
+    assert missed, "no seed has such samples"
+
+
 @pytest.mark.parametrize(
     "which",
     ["ill-conditioned", "large inputs", "cancellation in few samples", "kinks within rounding"],

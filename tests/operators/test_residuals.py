@@ -193,6 +193,16 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], Any, int]] = {
         (4,),
         0,
     ),
+    "one unit beside thresholds": (
+        lambda: Net(
+            lambda m, x: m.c(torch.tanh(m.b(m.a(x).relu()) + torch.linspace(-1, 1, 5).to(x))),
+            a=nn.Linear(4, 3),
+            b=nn.Linear(3, 1),
+            c=nn.Linear(5, 3),
+        ),
+        (4,),
+        5,
+    ),
     "linear on positions": (
         lambda: nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(6, 3)),
         (3, 4),

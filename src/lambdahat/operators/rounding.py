@@ -157,7 +157,8 @@ def closed_form_rounding(
     What samples added to the trace is compared with the closed form in float64: of all samples if
     they are few, and otherwise of those that add most, whose errors count as they are, and of two
     random parts of the others, whose mean stands for the rest with its standard error. Traces of
-    large logits are made by few samples, which a random part would miss.
+    large logits are made by few samples, which a random part would miss; a sample whose units are
+    dead by rounding alone adds nothing, but would if they were not, and counts by that too.
     """
     if not isinstance(operator, Curvature) or type(operator).known_trace != Curvature.known_trace:
         return None
@@ -180,7 +181,10 @@ def closed_form_rounding(
     few, share, sizes = problem, 1.0, [problem.num_samples]
     chosen: Tensor | None = None
     if problem.num_samples > COMPARED_WHOLE:
-        chosen = _choose(problem, None if added is None else added[1])
+        ranked = [] if added is None else [added[1]]
+        if sum(map(len, gauss_newton.lengths)) == problem.num_samples:
+            ranked.append(torch.cat(gauss_newton.lengths))
+        chosen = _choose(problem, ranked)
         few, share = problem.on_samples(chosen)
         sizes = [LEADING, OTHERS, OTHERS]
 
@@ -223,15 +227,21 @@ def closed_form_rounding(
     return error, size
 
 
-def _choose(problem: Problem, sizes: Tensor | None) -> Tensor:
-    """The samples that add most to a trace, where that is known, and random others."""
+def _choose(problem: Problem, sizes: Sequence[Tensor]) -> Tensor:
+    """The samples that add most to a trace by any of these sizes, and random others."""
     stream = generator(0, "rounding", device=problem.device)
     order = torch.rand(problem.num_samples, generator=stream, device=problem.device)
-    if sizes is None:
+    if not sizes:
         return order.topk(LEADING + 2 * OTHERS).indices
-    leading = sizes.topk(LEADING).indices
+    leading = _lead(torch.stack(list(sizes)), LEADING)
     others = order.index_fill_(0, leading, -1.0).topk(2 * OTHERS).indices
     return torch.cat([leading, others])
+
+
+def _lead(sizes: Tensor, count: int) -> Tensor:
+    """The samples that come first in any row of sizes (k, n), (count,)."""
+    ranks = sizes.argsort(dim=1, descending=True).argsort(dim=1).amin(dim=0)
+    return ranks.argsort()[:count]
 
 
 def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:
@@ -539,8 +549,7 @@ def _weightiest(problem: Problem, count: int) -> Tensor | None:
     weights = torch.cat(found, dim=1)
     if weights.shape[1] != problem.num_samples or not bool(weights.isfinite().all()):
         return None
-    ranks = weights.argsort(dim=1, descending=True).argsort(dim=1).amin(dim=0)
-    return ranks.argsort()[:count].cpu()
+    return _lead(weights, count).cpu()
 
 
 def _weights_of(

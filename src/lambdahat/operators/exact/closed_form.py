@@ -75,6 +75,8 @@ class ClosedForm:
 
     def __init__(self, problem: Problem, kind: str, samples: int = 1, seed: int = 0) -> None:
         self.problem, self._kind = problem, (kind, samples, seed)
+        # about how much each sample adds where no unit is dead, if they are many
+        self.lengths: list[Tensor] = []
         # what each sample of this rank added to the last trace, and its size, (2, n) in float64
         self.by_sample: Tensor | None = None
 
@@ -270,6 +272,7 @@ class ClosedForm:
             room = chunk = max(room, free_memory(problem.device) // MEMORY_PARTS)
         # samples that are sent through together, by what their signals take
         most = max(1, min(CHUNK[kind], min(chunk, room) // max(1, signal)))
+        self.lengths, weighed = [], problem.reduced and problem.num_samples > COMPARED_WHOLE
         done, total_samples = 0, problem.num_samples if problem.ranks.size == 1 else None
         with twice_differentiable():
             for batch, share in _parts(problem, factors, most):
@@ -279,6 +282,8 @@ class ClosedForm:
                     # parameters that enter once, through a layer with a closed form
                     if factors.count and part.layered:
                         signals, signs = factors.make(problem, part.output.detach(), batch)
+                        if weighed:
+                            self.lengths.append(share * _sample_lengths(signals, part))
                         squares = pull_squares([part.output], [signals], signs, part, form)
                     if extra is not None and not part.straight:
                         squares = layer_squares.add(squares, extra(part))
@@ -289,6 +294,17 @@ class ClosedForm:
                 done += batch.size
                 if batch.size < problem.num_samples:  # or nothing is left to wait for
                     report("closed form", done, total_samples)
+
+
+def _sample_lengths(signals: Tensor, part: Part) -> Tensor:
+    """About Σ_k ‖J_iᵀs_ik‖² of each sample (B,), as if layers kept the lengths of signals: ‖s‖²
+    times Σ(1 + ‖a‖²) over the layers' inputs a.
+    """
+    norm = torch.linalg.vector_norm
+    squares = norm(signals.flatten(2), dim=2).double().square().sum(dim=0)
+    inputs = [norm(call.entered.flatten(1), dim=1).double() for call in part.layers.values()]
+    lengths: Tensor = squares * (1 + torch.stack(inputs).square()).sum(dim=0)
+    return lengths
 
 
 class Rounds:
@@ -391,7 +407,8 @@ def _sample_squares(
                     squares = layer_squares.add(squares, {name: found})
                     continue
                 each = squares.setdefault(name, wide.new_zeros(signs.shape))
-                each[place, where] = wide.flatten(1).sum(dim=1) * sign[where].to(wide)
+                sums = wide.reshape(len(wide), -1).sum(dim=1)  # a parameter may have no dimensions
+                each[place, where] = sums * sign[where].to(wide)
     if form == "samples":
         return {name: each.sum(dim=0) for name, each in squares.items()}
     return squares

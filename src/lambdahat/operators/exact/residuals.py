@@ -224,6 +224,9 @@ def _through(node: Any, q: Tensor) -> tuple[tuple[Any, int], Tensor] | None:
     if len(inputs) != 1 or not (kind in MOVES or kind in ELEMENTWISE):
         return None
     (index, place), dtype = inputs[0], node._input_metadata[0].dtype
+    entered = tuple(place[0]._input_metadata[place[1]].shape)
+    if kind in ELEMENTWISE and entered != q.shape:
+        return None  # elements that are broadcast share an input: Jᵀdiag(r)J is not diagonal
     found = node((q if kind in MOVES else torch.ones_like(q)).to(dtype))
     found = (found[index] if isinstance(found, tuple) else found).to(q.dtype)
     if kind in MOVES:
