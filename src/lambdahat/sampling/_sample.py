@@ -294,7 +294,6 @@ class SamplingRequest:
     trusted: less for a loose tolerance.
     """
 
-    nbeta: float
     chains: int = 4
     draws: int | None = None
     burn_in: int | None = None

@@ -132,26 +132,12 @@ def llc(
         ValueError: If a setting is out of range, or ``max_gradients`` does not hold a pilot.
     """
     require_problem(problem)
-    # The B of B/ln B is by default that of the problem's own batches where samples cannot be drawn
-    # one by one.
-    sizes = problem.batches.sizes
-    default = sizes[0] if problem.norm == "train" else DEFAULT_BATCH
-    batch = batch_size or min(default, problem.num_samples)
-    if nbeta == "batch":
-        if not (batch_size or batch in sizes or can_draw_samples(problem)):
-            alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
-            expected = (
-                "be a number, or 'n/log n', for batches of several sizes that cannot be drawn"
-                " sample by sample (uneven token counts, streamed data)"
-            )
-            got = f"'batch' with batches of {min(sizes)} to {max(sizes)} samples"
-            require(alike, "nbeta", expected, got, "give the problem batches of one size")
-            batch = sizes[0]
-        batch_size = batch
+    if nbeta == "batch" and not batch_size:
+        batch_size = _own_batch_size(problem)
     if isinstance(kernel, Kernel):
         inverse, temperature = kernel.nbeta, "given by the kernel"
     else:
-        inverse, temperature = inverse_temperature(nbeta, problem.num_terms, batch)
+        inverse, temperature = inverse_temperature(nbeta, problem.num_terms, batch_size)
     run = draw(
         problem,
         inverse,
@@ -200,6 +186,25 @@ def llc(
         sensitivity=_sensitivity(run),
         full=full,
     )
+
+
+def _own_batch_size(problem: Problem) -> int:
+    """The default B of nβ = B/ln B: that of the problem's own batches where samples cannot be drawn
+    one by one.
+    """
+    sizes = problem.batches.sizes
+    default = sizes[0] if problem.norm == "train" else DEFAULT_BATCH
+    size = min(default, problem.num_samples)
+    if size in sizes or can_draw_samples(problem):
+        return size
+    alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
+    expected = (
+        "be a number, or 'n/log n', for batches of several sizes that cannot be drawn sample by"
+        " sample (uneven token counts, streamed data)"
+    )
+    got = f"'batch' with batches of {min(sizes)} to {max(sizes)} samples"
+    require(alike, "nbeta", expected, got, "give the problem batches of one size")
+    return sizes[0]
 
 
 def _sensitivity(run: SamplingRun) -> Sensitivity:
@@ -294,22 +299,24 @@ def _below_centre(problem: Problem, run: SamplingRun) -> bool:
     return chains.nbeta * gain > DESCENT_GAIN * abs(reading.value)
 
 
-def inverse_temperature(nbeta: Any, num_samples: int, batch_size: int) -> tuple[float, str]:
+def inverse_temperature(
+    nbeta: Any, num_samples: int, batch_size: int | None = None
+) -> tuple[float, str]:
     """Return nβ and where it comes from.
 
     Args:
         nbeta: "n/log n" (β = 1/ln n, Watanabe 2013), "batch" (B/ln B, as devinterp), or a number.
         num_samples: The number of samples n.
-        batch_size: The batch size B.
+        batch_size: The batch size B, for "batch".
 
-    >>> inverse_temperature("n/log n", 1000, 512)
+    >>> inverse_temperature("n/log n", 1000)
     (144.76482730108395, 'n/log n, n = 1000')
     """
     choices = f"be a number or one of {', '.join(map(repr, NAMES))}"
     if isinstance(nbeta, str):
         if nbeta not in NAMES:
             raise ValueError(message("nbeta", choices, describe(nbeta)))
-        size, letter = (num_samples, "n") if nbeta == "n/log n" else (batch_size, "B")
+        size, letter = (num_samples, "n") if nbeta == "n/log n" else (batch_size or 0, "B")
         expected, got = "be a number for so little data", f"{nbeta!r} with {letter} = {size}"
         cure = "for a loss without data give num_samples to from_function, or a number here"
         require(size > 2, "nbeta", expected, got, cure)
@@ -401,7 +408,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """
     given = dict(settings)
     inverse_temperature(given.pop("nbeta", "n/log n"), 1000, 512)
-    request, plan = read_settings(1.0, given)
+    request, plan = read_settings(given)
     require_choice(request.mode, "mode", MODES)
     kernel = request.kernel
     fixed = not request.tuned or kernel is not None or plan.batch_size is not None
@@ -414,7 +421,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         require_enough(request.limit, *counts)
 
 
-def read_settings(nbeta: float, given: Mapping[str, Any]) -> tuple[SamplingRequest, ChainPlan]:
+def read_settings(given: Mapping[str, Any]) -> tuple[SamplingRequest, ChainPlan]:
     """The settings of ``llc``; errors have a cure for those with another name elsewhere."""
     known = {field.name for field in dataclasses.fields(SamplingRequest) if field.init}
     own = {field.name for field in dataclasses.fields(ChainPlan)}
@@ -424,11 +431,12 @@ def read_settings(nbeta: float, given: Mapping[str, Any]) -> tuple[SamplingReque
         ours = [
             f"{NAMES_ELSEWHERE[name]} for {name}" for name in unknown if name in NAMES_ELSEWHERE
         ]
-        cure = f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
+        names = sorted({*known, "nbeta"} - {"watch"})
+        cure = f"there are {', '.join(names)}; thin is sample's"
         cure = f"write {', '.join(ours)}" if ours else cure
         raise TypeError(message("options", "be those of llc and sample", ", ".join(unknown), cure))
     options = {name: given[name] for name in own if given.get(name) is not None}
-    request = SamplingRequest(nbeta, **{name: given[name] for name in given if name in known})
+    request = SamplingRequest(**{name: given[name] for name in given if name in known})
     return request, ChainPlan(forces=True, **options)
 
 
@@ -448,22 +456,21 @@ def draw(problem: Problem, nbeta: float, /, **settings: Any) -> SamplingRun:
         same, got = math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), f"one at {kernel.nbeta:.6g}"
         cure = 'give its name, such as "hmc", and its settings apart'
         require(same, "kernel", f"have nbeta = {nbeta:.6g}", got, cure)
-    request, plan = read_settings(nbeta, settings)
+    request, plan = read_settings(settings)
     frozen = problem.at(problem.vector)
     cheap, joined = whole_is_cheap(frozen), frozen
     # the number of batches would be most of the cost
     tiny = frozen.num_parameters * frozen.num_samples <= FULL["cpu"]
     if frozen.has_data and cheap and tiny and len(frozen.batches) > 1 and frozen.ranks.size == 1:
         joined = frozen.subset(range(frozen.num_samples), frozen.num_samples)
-    reasons = {}
-    if request.localization is None and not isinstance(request.kernel, Kernel):
-        gamma, reasons["localization"] = default_localization(joined, nbeta)
-        request = dataclasses.replace(request, localization=gamma)
-    kernel = request.kernel or default_kernel(frozen, request.step_size, batch_size)
-    whole = kernel == "kinetic" and batch_size is None and request.step_size is None and cheap
+    step_size, reasons = request.step_size, {}
+    kernel = request.kernel or default_kernel(frozen, step_size, batch_size)
+    whole = kernel == "kinetic" and batch_size is None and step_size is None and cheap
     if not isinstance(kernel, Kernel):
-        step = 1e-4 if request.step_size is None else request.step_size
-        kernel = KERNELS[kernel](step, nbeta, request.localization)
+        gamma = request.localization
+        if gamma is None:
+            gamma, reasons["localization"] = default_localization(joined, nbeta)
+        kernel = KERNELS[kernel](1e-4 if step_size is None else step_size, nbeta, gamma)
     kernel = place(kernel, frozen)
     if whole:
         pieces = 1 if tiny else -(-joined.num_samples // PIECE_SAMPLES)
