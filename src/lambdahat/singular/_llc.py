@@ -416,9 +416,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     if exact or not fixed:
         cure = '; or name another kernel, such as "kinetic": small problems are sampled by HMC'
         require_warm_up(request, "" if fixed else cure)
-    if not exact and request.limit is not None:
-        counts = request.chains, request.burn_in, request.draws, request.tuned
-        require_enough(request.limit, *counts)
+    if not exact:
+        require_enough(request)
 
 
 def read_settings(given: Mapping[str, Any]) -> tuple[SamplingRequest, ChainPlan]:
@@ -514,17 +513,17 @@ CHAIN_VECTORS = 6
 
 def chain_work(problem: Problem, given: Mapping[str, Any], runs: tuple[int, int] = (1, 1)) -> Work:
     """The gradients of ``runs`` (fewest, most) runs of chains, on batches or on all data."""
-    chains = int(given.get("chains", 4))
-    step_size, batch_size = given.get("step_size"), given.get("batch_size")
-    kernel = given.get("kernel") or default_kernel(problem, step_size, batch_size)
-    adjusted = kernel in ("hmc", "mala")
-    forecast = trajectory_gradients if adjusted else step_gradients
-    fewest, most = forecast(given, problem.num_parameters)
-    free = kernel == "kinetic" and step_size is None and batch_size is None
-    samples = problem.num_samples
-    if not adjusted and not (free and whole_is_cheap(problem)):
-        samples = min(int(given.get("batch_size", default_batch(problem))), samples)
-    held = CHAIN_VECTORS * chains * problem.num_parameters * problem.vector.element_size()
+    request, plan = read_settings({name: given[name] for name in given if name != "nbeta"})
+    chains, samples, parameters = request.chains, problem.num_samples, problem.num_parameters
+    kernel = request.kernel or default_kernel(problem, request.step_size, plan.batch_size)
+    if kernel in ("hmc", "mala"):
+        fewest, most = trajectory_gradients(request, parameters)
+    else:
+        fewest, most = step_gradients(request)
+        free = kernel == "kinetic" and request.step_size is None and plan.batch_size is None
+        if not (free and whole_is_cheap(problem)):
+            samples = min(plan.batch_size or default_batch(problem), samples)
+    held = CHAIN_VECTORS * chains * parameters * problem.vector.element_size()
     return Work(runs[0] * chains * fewest, runs[1] * chains * most, held, "gradients", samples)
 
 

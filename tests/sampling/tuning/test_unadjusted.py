@@ -14,6 +14,7 @@ import torch
 from lambdahat.problem import Problem
 from lambdahat.results import Status
 from lambdahat.sampling import kinetic, rmsprop_sgld, sghmc, sgld, sgnht
+from lambdahat.sampling._sample import SamplingRequest
 from lambdahat.sampling.backends import make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan
 from lambdahat.sampling.kernels import Kernel
@@ -459,19 +460,25 @@ def test_too_few_gradients_of_hmc_are_refused():
 @pytest.mark.parametrize("burn_in", [None, 0, 300])
 @pytest.mark.parametrize("draws", [None, 50, 2000])
 def test_the_parts_of_a_run_fit_into_its_limit(draws, burn_in, tuned):
+    chains, step_size = 100, None if tuned else 1e-3
+
+    def asked(limit):
+        counts = {"max_gradients": limit * chains, "burn_in": burn_in, "draws": draws}
+        return SamplingRequest(chains, step_size=step_size, **counts)
+
     with pytest.raises(ValueError, match="at least") as told:
-        require_enough(1, 1, burn_in, draws, tuned)
-    least = int(str(told.value).split("at least ")[1].split()[0])
+        require_enough(asked(1))
+    least = int(str(told.value).split("at least ")[1].split()[0]) // chains
     for limit in (least, least + 1, 2 * least, 50_000):
-        require_enough(limit, 1, burn_in, draws, tuned)
-        part = Lengths.of(limit, burn_in, draws, tuned)
+        require_enough(asked(limit))
+        part = Lengths.of(asked(limit))
         assert part.pilot + part.burn_in + part.coarse + part.round < part.most == limit
         assert part.burn_in == (part.burn_in if burn_in is None else burn_in)
         assert part.round == (part.round if draws is None else draws)
 
 
 def test_a_long_burn_in_takes_nothing_from_the_draws():
-    plain, long = Lengths.of(None, None, None, True), Lengths.of(None, 5 * STEPS, None, True)
+    plain, long = (Lengths.of(SamplingRequest(burn_in=steps)) for steps in (None, 5 * STEPS))
     assert plain.most == STEPS
     assert long.most == 6 * STEPS
     assert (long.pilot, long.coarse, long.round) == (plain.pilot, plain.coarse, plain.round)

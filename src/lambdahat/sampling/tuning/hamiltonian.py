@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +50,12 @@ class WarmUpEffort:
     longest: int = LONGEST
 
     @classmethod
-    def within(cls, gradients: int, parameters: int) -> WarmUpEffort:
-        """Half of so many gradients of a chain, besides the last trajectory of each part."""
+    def within(cls, gradients: int | None, parameters: int) -> WarmUpEffort:
+        """Half of so many gradients of a chain, besides the last trajectory of each part; by
+        default the full warm-up.
+        """
+        if gradients is None:
+            return cls()
         once = WARM_UP[-1] + 2 * RESCUE[0]
         full = 2 * once + GATE[0] if parameters <= LARGEST_MASS else once
         return cls(min(1.0, gradients / (2 * full)), max(min(LONGEST, gradients // 40), FEWEST))
@@ -197,9 +200,7 @@ def draw_by_trajectories(
     try:
         # Tune what was not given, and burn in.
         if request.tuned:
-            effort = WarmUpEffort()
-            if limit is not None:
-                effort = WarmUpEffort.within(limit, problem.num_parameters)
+            effort = WarmUpEffort.within(limit, problem.num_parameters)
             kernel, reasons = tune(runner, problem, kernel, effort)
         elif request.burn_in is None:
             burn_in = min(TRAJECTORIES, trajectories_left() // 2)
@@ -246,19 +247,20 @@ def draw_by_trajectories(
     return SamplingRun(chains, reading, spent, full, ties)
 
 
-def trajectory_gradients(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
-    """The fewest and the most gradients of a chain of HMC, by the settings of ``llc``: warm-ups,
-    one or two, and then trajectories until the error is small enough.
+def trajectory_gradients(request: SamplingRequest, parameters: int) -> tuple[int, int]:
+    """The fewest and the most gradients of a chain of HMC: warm-ups, one or two, and then
+    trajectories until the error is small enough.
     """
-    limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
-    effort = WarmUpEffort() if limit is None else WarmUpEffort.within(limit, parameters)
+    limit, tuned = request.limit, request.tuned
+    effort = WarmUpEffort.within(limit, parameters)
     rescue, gate = effort.gradients(RESCUE[0]), effort.gradients(GATE[0])
     once = effort.gradients(WARM_UP[-1]) + rescue
-    warm = (0, 0) if "step_size" in given else (once, 2 * (once + rescue) + gate + effort.longest)
-    longest = HMC.leapfrog if "step_size" in given else effort.longest
-    burn_in = given.get("burn_in", TRAJECTORIES if "step_size" in given else 0)
-    if "draws" in given:
-        trajectories = given["draws"] + burn_in
+    warm = (once, 2 * (once + rescue) + gate + effort.longest) if tuned else (0, 0)
+    longest = effort.longest if tuned else HMC.leapfrog
+    if request.draws is not None:
+        default = 0 if tuned else TRAJECTORIES
+        burn_in = default if request.burn_in is None else request.burn_in
+        trajectories = request.draws + burn_in
         fewest, most = warm[0] + trajectories, warm[1] + (longest + 1) * trajectories
     else:
         fewest = warm[0] + CHECKS[0]

@@ -160,18 +160,17 @@ class Lengths:
     round: int
 
     @classmethod
-    def of(cls, limit: int | None, burn_in: int | None, draws: int | None, tuned: bool) -> Lengths:
+    def of(cls, request: SamplingRequest) -> Lengths:
         """Divide the steps of a chain; a burn-in and draws that are given come on top."""
-        free = STEPS + (draws or 0) if limit is None else limit - (burn_in or 0)
+        burn_in, draws, tuned = request.burn_in, request.draws, request.tuned
+        free = STEPS + (draws or 0) if request.limit is None else request.limit - (burn_in or 0)
         pilot = min(int(PILOT * free), LONGEST_PILOT) if tuned else 0
         coarse = int(COARSE * free) if tuned else 0
         discarded = int(BURN * free) if burn_in is None else burn_in
         draws_per_round = max(int(ROUND * free), FEWEST_DRAWS) if draws is None else draws
         return cls(free + (burn_in or 0), pilot, discarded, coarse, draws_per_round)
 
-    def shorten(
-        self, relaxation: float, burn_in: int | None, draws: int | None, effort: float = 1.0
-    ) -> Lengths:
+    def shorten(self, request: SamplingRequest, relaxation: float, effort: float) -> Lengths:
         """Cut each part that was not given to a dozen relaxation times of the chains.
 
         Draws are cut to a share ``effort`` of that, which is less than 1 for a loose tolerance.
@@ -180,20 +179,22 @@ class Lengths:
         few = max(int(effort * enough), FEWEST_DRAWS)
         return dataclasses.replace(
             self,
-            burn_in=min(self.burn_in, int(enough)) if burn_in is None else self.burn_in,
+            burn_in=min(self.burn_in, int(enough)) if request.burn_in is None else self.burn_in,
             coarse=min(self.coarse, few),
-            round=min(self.round, few) if draws is None else self.round,
+            round=min(self.round, few) if request.draws is None else self.round,
         )
 
 
-def require_enough(
-    limit: int, chains: int, burn_in: int | None, draws: int | None, tuned: bool
-) -> None:
-    """Raise where ``limit`` gradients per chain do not hold pilot, burn-in and draws."""
-    share = (PILOT + COARSE if tuned else 0.0) + (BURN if burn_in is None else 0.0)
-    least = max(FEWEST_STEPS, math.ceil(((draws or 0) + EXTRA) / (1 - share))) + (burn_in or 0)
+def require_enough(request: SamplingRequest) -> None:
+    """Raise where the gradients of each chain do not hold pilot, burn-in and draws."""
+    if request.limit is None:
+        return
+    burn_in, draws, chains = request.burn_in, request.draws or 0, request.chains
+    share = (PILOT + COARSE if request.tuned else 0.0) + (BURN if burn_in is None else 0.0)
+    least = max(FEWEST_STEPS, math.ceil((draws + EXTRA) / (1 - share))) + (burn_in or 0)
     expected, cure = f"be at least {least * chains} for {chains} chains", "pilot, burn-in and draws"
-    require(limit >= least, "max_gradients", expected, limit * chains, f"{cure} all count")
+    got = request.limit * chains
+    require(request.limit >= least, "max_gradients", expected, got, f"{cure} all count")
 
 
 @dataclass(frozen=True)
@@ -289,8 +290,7 @@ class StepPilot:
         # A mass shortens the relaxation in a quadratic valley, but not that along a curved one: no
         # shorter runs with it.
         relaxation = max(relaxation, self._relaxation(step))
-        given = request.burn_in, request.draws, request.effort
-        self.lengths = self.lengths.shorten(relaxation, *given)
+        self.lengths = self.lengths.shorten(request, relaxation, request.effort)
         # Burn in and draw at twice the step; again from w* with half the step if a chain diverges.
         burn_in = max(self.lengths.burn_in, 1)
         while True:
@@ -671,14 +671,11 @@ def draw_by_steps(
     problem: Problem, kernel: Kernel, request: SamplingRequest, plan: ChainPlan, whole: bool
 ) -> SamplingRun:
     """Draw chains of a kernel that never rejects, tuned, burnt in, to the tolerance asked for."""
-    limit, tuned, coarse = request.limit, request.tuned, None
-    given, parameters = (request.burn_in, request.draws), problem.num_parameters
-    if limit is not None:
-        require_enough(limit, request.chains, *given, tuned)
-    lengths = Lengths.of(limit, *given, tuned)
+    require_enough(request)
+    lengths, parameters, coarse = Lengths.of(request), problem.num_parameters, None
     runner, mode = make_runner(problem, kernel, request.chains, plan, request.mode)
     try:
-        if tuned:
+        if request.tuned:
             pilot = StepPilot(runner, problem, kernel, lengths, request)
             kernel, reasons, coarse = pilot.tune(plan.batch_size is not None and not whole)
             lengths = pilot.lengths
@@ -712,7 +709,7 @@ def draw_by_steps(
                     means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
                 chains = dataclasses.replace(chains, noise=means)
                 fine, work, heat = ~chains.diagnostics.diverged, chains.work, chains.heat
-                if tuned and fine.any() and work is not None and heat is not None:
+                if request.tuned and fine.any() and work is not None and heat is not None:
                     readings = {"work": work[fine], "heat": heat[fine]}
                     draws = Draws(kernel, chains.energies[fine], readings, means)
                     bias = bias_of_steps(draws, coarse, parameters)
@@ -748,15 +745,12 @@ def _is_trusted(
     return effective and len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
 
 
-def step_gradients(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
-    """The fewest and the most gradients of a chain that never rejects, by the settings of ``llc``:
-    a pilot or trials of the step that is given, the burn-in and the draws.
+def step_gradients(request: SamplingRequest) -> tuple[int, int]:
+    """The fewest and the most gradients of a chain that never rejects: a pilot or trials of the
+    step that is given, the burn-in and the draws.
     """
-    limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
-    tuned, burn_in, draws = "step_size" not in given, given.get("burn_in"), given.get("draws")
-    least = lengths = Lengths.of(limit, burn_in, draws, tuned)
-    if tuned:
-        effort = LEAST_EFFORT if "tol" in given else 1.0
-        least = lengths.shorten(0.0, burn_in, draws, effort)
+    least = lengths = Lengths.of(request)
+    if request.tuned:
+        least = lengths.shorten(request, 0.0, 1.0 if request.tol is None else LEAST_EFFORT)
     fewest = least.pilot + least.burn_in + least.coarse + least.round
-    return fewest, lengths.most + EXTRA if limit is None else limit
+    return fewest, lengths.most + EXTRA if request.limit is None else request.limit
