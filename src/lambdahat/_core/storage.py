@@ -232,6 +232,11 @@ class Status(Enum):
         """True when nothing needs doing."""
         return self is Status.CONVERGED
 
+    @classmethod
+    def joint(cls, statuses: Iterable[Status]) -> Status:
+        """The first of several that is not CONVERGED, if any."""
+        return next((status for status in statuses if not status.ok), cls.CONVERGED)
+
 
 class Result:
     """Base class of all results, with ``save(path)``, ``load(path)`` and a short text that shows

@@ -136,9 +136,10 @@ def candidates(folders: Sequence[str], folder: str | Path | None) -> list[list[P
 
 CHUNK = 1 << 18
 ATTEMPTS = 3
+TIMEOUT = 30.0  # seconds without an answer
 
 
-def download(url: str, part: Path, timeout: float = 30.0, most: int | None = None) -> None:
+def download(url: str, part: Path, most: int | None = None) -> None:
     """Bring the whole of ``url`` into ``part``, continuing what is there already (HTTP Range).
 
     Nothing is written through a link: one in the place of ``part`` is removed. More than ``most``
@@ -149,7 +150,7 @@ def download(url: str, part: Path, timeout: float = 30.0, most: int | None = Non
     total: int | None = None
     for _ in range(ATTEMPTS):
         try:
-            total = _continue(url, part, timeout, most)
+            total = _continue(url, part, most)
         except (http.client.HTTPException, ConnectionError, TimeoutError):
             continue
         if total is None or (part.exists() and part.stat().st_size == total):
@@ -182,13 +183,13 @@ def open_part(part: Path, append: bool = False) -> IO[bytes]:
     return os.fdopen(os.open(part, flags, 0o644), "ab" if append else "wb")
 
 
-def _continue(url: str, part: Path, timeout: float, most: int | None) -> int | None:
+def _continue(url: str, part: Path, most: int | None) -> int | None:
     """One request for what is missing; the size of the whole where the server tells it."""
     done = partial_size(part)
     headers = {"User-Agent": "lambdahat", **({"Range": f"bytes={done}-"} if done else {})}
     request = urllib.request.Request(url, headers=headers)
     try:
-        response = urllib.request.urlopen(request, timeout=timeout)
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         with error:
             if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:

@@ -269,7 +269,7 @@ def _count_by_density(graph: Graph, result: Clusters, seed: int, refine: bool) -
     part = first_moments(moments, 3 * (len(moments) - 1) // 4)
     fewer, _ = _mass_below(fit(part, tol=TOLERANCE), part, result.cut)
     value, error = len(graph) * share, len(graph) * math.hypot(spread, share - fewer)
-    status = result.status if density.status.ok else density.status
+    status = Status.joint((density.status, result.status))
     gaps, exact = result.gaps, None
     if refine:
         exact = eigenvalues_below(graph, gaps[0], value + 3 * error, seed, moments.cost)

@@ -41,7 +41,7 @@ class Similarity(Result):
     @property
     def status(self) -> Status:
         """The status of the first spectrum that did not converge."""
-        return next((one.status for one in self.spectra if not one.status.ok), Status.CONVERGED)
+        return Status.joint(one.status for one in self.spectra)
 
     def tree(self) -> Array:
         """Average-linkage clustering of the graphs, as ``scipy.cluster.hierarchy`` has it."""

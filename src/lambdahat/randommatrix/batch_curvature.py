@@ -129,7 +129,7 @@ def batch_eigenpairs(
         smallest=np.stack([pairs.values.flip(0)[:k].cpu().numpy() for pairs in every]),
         overlaps=np.stack(overlaps) if overlaps else None,
         cost=sum(pairs.cost for pairs in every),
-        status=next((pairs.status for pairs in every if not pairs.status.ok), Status.CONVERGED),
+        status=Status.joint(pairs.status for pairs in every),
     )
 
 

@@ -210,7 +210,7 @@ def noise_levels(
     return replace(
         measured,
         cost=math.ceil(passes),
-        status=smallest.status if top.status.ok else top.status,
+        status=Status.joint((top.status, smallest.status)),
         quadratic=_is_quadratic(problem, operator, top),
         # layers before which the length of weights does not matter
         normalized=any(isinstance(layer, NORMS) for layer in layers),
@@ -240,7 +240,7 @@ def batch_levels(
         measured.append(batch_eigenpairs(problem, size, _count(batches, size, total), 1, seed))
         report("advice", len(measured), len(batch_sizes))
     passes = math.ceil(sum(each.cost * each.batch_size / total for each in measured))
-    status = next((each.status for each in measured if not each.status.ok), Status.CONVERGED)
+    status = Status.joint(each.status for each in measured)
     views = tuple(_view(each, {}) for each in measured)
     return BatchLevels("hessian", problem.num_parameters, total, views, passes, status)
 

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from lambdahat.report.spectral_charts import interval_chart
-from lambdahat.results import Array, Chains, LearningCoefficient, Status, student_quantile
+from lambdahat.results import (
+    NORMAL_QUANTILE,
+    Array,
+    Chains,
+    LearningCoefficient,
+    Status,
+    student_quantile,
+)
 from lambdahat.results.charts import (
     COLOURS,
     INTERVAL,
@@ -37,7 +44,6 @@ LEVEL = 0.95
 POINTS = 400  # of a trace
 LOOKS = 24  # at how many draws the band of the running mean is computed
 WINDOWS = 25  # a rolling mean is over this part of the draws
-NORMAL = student_quantile(LEVEL, math.inf)
 STEP = "step size ε"
 VERDICTS = {"agrees": "blue", "near": "amber", "fails": "vermilion"}
 
@@ -155,7 +161,7 @@ def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
     look: Any = {}
     if len(kept):
         pooled = np.cumsum(kept.mean(axis=0)) / np.arange(1, draws + 1)
-        half = NORMAL * np.array([standard_error(kept[:, :look]) for look in looks])
+        half = NORMAL_QUANTILE * np.array([standard_error(kept[:, :look]) for look in looks])
         band = np.interp(places, looks, half, left=math.nan)
         x, y, half_widths = map(numbers, (places, pooled[places - 1], band))
         series.append(Series("all chains", x, y, half_widths, colour="ink", band=over))
@@ -254,7 +260,7 @@ def _(sweep: Sweep) -> list[Chart]:
     """λ̂ and the acceptance over step sizes, a curve for each temperature; crosses where chains
     diverged.
     """
-    sizes, half = sweep.step_sizes, NORMAL * sweep.stderr
+    sizes, half = sweep.step_sizes, NORMAL_QUANTILE * sweep.stderr
     colours = ("amber", "green", "blue", "purple", "sky")
     values: list[Series] = []
     accepted: list[Series] = []
@@ -368,7 +374,7 @@ def _(regression: TemperatureRegression) -> list[Chart]:
     """E[nL] over 1/β, less the intercept, and the line whose slope is λ."""
     where, base = 1 / regression.betas, float(regression.intercept)
     slope, end = regression.learning_coefficient, 1.06 * float(where.max())
-    heights, half = regression.losses - base, NORMAL * regression.errors
+    heights, half = regression.losses - base, NORMAL_QUANTILE * regression.errors
     look: Any = {"band": INTERVAL, "statuses": [regression.status.name] * len(where)}
     points = Series("chains", numbers(where), numbers(heights), numbers(half), "points", **look)
     name, ends = f"slope λ = {value_text(slope)}", ([0.0, end], [0.0, float(slope) * end])
@@ -384,7 +390,7 @@ def _(regression: TemperatureRegression) -> list[Chart]:
 @charts_of.register
 def _(energy: FreeEnergy) -> list[Chart]:
     """λ̂ over nβ: its integral over ln nβ is the free energy above n·L*."""
-    x, y, half = map(numbers, (energy.nbetas, energy.energies, NORMAL * energy.errors))
+    x, y, half = map(numbers, (energy.nbetas, energy.energies, NORMAL_QUANTILE * energy.errors))
     statuses = [energy.status.name] * len(x)
     series = Series("λ̂", x, y, half, "area", band=INTERVAL, statuses=statuses)
     title = with_status(f"Free energy {value_text(energy.value)}", energy.status)

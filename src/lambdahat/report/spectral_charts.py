@@ -110,7 +110,7 @@ def density_chart(density: results.Density, band: str = INTERVAL) -> Chart:
     grid, values, errors = _thin(density)
     status = results.Status.CONVERGED
     floor = _lowest_peak(density.values) / 30 if (density.values > 0).any() else 0.0
-    half = numbers(results.student_quantile(LEVEL, math.inf) * errors) if errors.any() else None
+    half = numbers(results.NORMAL_QUANTILE * errors) if errors.any() else None
     how = f"Smoothed by a Gaussian of width {density.width:.2g}." if density.width else ""
     if isinstance(density, MaxentDensity):
         how = f"Of maximum entropy, {len(density.coefficients) - 1} moments."

@@ -83,7 +83,7 @@ class Comparison(Result):
     def status(self) -> Status:
         """That of the first estimate which did not converge."""
         every = (one for part in self.readings.values() for each in part.values() for one in each)
-        return next((one.status for one in every if not one.status.ok), Status.CONVERGED)
+        return Status.joint(one.status for one in every)
 
     def value(self, quantity: str, name: str) -> Estimate:
         """The estimate of one problem; of several, their mean and its standard error over them."""
@@ -143,7 +143,7 @@ def _less(one: Estimate, two: Estimate) -> Estimate:
     parts = [square**2 / dof for square, dof in pairs if 0 < square < math.inf]
     total = math.fsum(squares)
     dof = total**2 / math.fsum(parts) if math.isfinite(total) and any(parts) else math.inf
-    status = two.status if one.status.ok else one.status
+    status = Status.joint((one.status, two.status))
     # less a lower bound, whose error is infinite, the difference is no lower bound
     error = math.nan if squares[1] == math.inf else math.sqrt(total)
     return Estimate(float(one) - float(two), error, one.cost + two.cost, status, max(dof, 1.0))
@@ -155,7 +155,7 @@ def _mean(estimates: Sequence[Estimate]) -> Estimate:
         only = estimates[0]
         return Estimate(only.value, only.stderr, only.cost, only.status, only.dof)
     values = [float(one) for one in estimates]
-    status = next((one.status for one in estimates if not one.status.ok), Status.CONVERGED)
+    status = Status.joint(one.status for one in estimates)
     error = statistics.stdev(values) / math.sqrt(len(values))
     # the spread of lower bounds, whose errors are infinite, is no error
     unknown = [float(one.stderr) for one in estimates if not math.isfinite(float(one.stderr))]
@@ -345,7 +345,12 @@ def _settings(result: Any) -> dict[str, Any]:
     nbeta, gamma = (getattr(result, name, None) for name in NO_SETTINGS)
     if not isinstance(gamma, int | float | Tensor):
         return {}
-    if isinstance(gamma, Tensor):
-        low, high = float(gamma.min()), float(gamma.max())
-        gamma = low if low == high else "by parameter"
-    return {"nbeta": nbeta, "localization": gamma}
+    return {"nbeta": nbeta, "localization": localization_value(gamma)}
+
+
+def localization_value(gamma: float | Tensor) -> float | str:
+    """A number, or "by parameter" for a localization that differs between parameters."""
+    if not isinstance(gamma, Tensor):
+        return gamma
+    low, high = float(gamma.min()), float(gamma.max())
+    return low if low == high else "by parameter"

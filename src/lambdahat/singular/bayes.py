@@ -239,11 +239,9 @@ def _over_samples(estimate: Estimate, by_sample: Array) -> Estimate:
     """The estimate as a mean over all possible samples: the error of so many is added."""
     count = len(by_sample)
     among = float(by_sample.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
-    within = float(estimate.stderr)
-    error = math.hypot(within, among)
-    freedom = within**4 / estimate.dof + among**4 / max(count - 1, 1)  # Welch and Satterthwaite
-    dof = error**4 / freedom if freedom > 0 else math.inf
-    return dataclasses.replace(estimate, stderr=error, dof=dof)
+    errors = np.array([float(estimate.stderr), among])
+    dof = combined_degrees(errors, np.array([estimate.dof, max(count - 1, 1)]))
+    return dataclasses.replace(estimate, stderr=math.hypot(*errors), dof=dof)
 
 
 @dataclass(frozen=True)
@@ -360,7 +358,7 @@ def _runs(
     estimates = [run.estimate for run in runs]
     rows = [(float(each), float(each.stderr), each.dof) for each in estimates]
     values, errors, degrees = np.array(rows).T
-    status = next((each.status for each in estimates if not each.status.ok), Status.CONVERGED)
+    status = Status.joint(each.status for each in estimates)
     return runs, values, errors, degrees, sum(each.cost for each in estimates), status
 
 

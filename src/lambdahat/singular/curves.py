@@ -25,6 +25,7 @@ from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Result, Status
+from lambdahat.results.measurement import localization_value
 from lambdahat.sampling._sample import sample
 from lambdahat.sampling.kernels import SGLD, Kernel
 from lambdahat.singular._llc import (
@@ -93,7 +94,7 @@ class CoefficientCurve(_Coefficients, Result):
     @property
     def status(self) -> Status:
         """The first status that is not CONVERGED, if any."""
-        return next((status for status in self.statuses if not status.ok), Status.CONVERGED)
+        return Status.joint(self.statuses)
 
     @property
     def slopes(self) -> tuple[Estimate, ...]:
@@ -111,7 +112,7 @@ class CoefficientCurve(_Coefficients, Result):
         """One row per point: both settings, λ̂, its slope along the axis, cost and status."""
         return [
             {
-                "localization": _plain(result.localization),
+                "localization": localization_value(result.localization),
                 "nbeta": result.nbeta,
                 "value": float(result),
                 "stderr": float(result.stderr),
@@ -270,20 +271,13 @@ def _require_distinct(values: Sequence[float], name: str, given: Sequence[Any]) 
 def _require_one(results: Sequence[LearningCoefficient], name: str) -> None:
     """Refuse results whose ``localization`` or ``nbeta`` differ: their λ̂ do not compare."""
     settings = [torch.as_tensor(getattr(result, name), dtype=torch.float64) for result in results]
-    first, seen = settings[0], ", ".join(dict.fromkeys(str(_plain(one)) for one in settings))
+    first = settings[0]
+    seen = ", ".join(dict.fromkeys(str(localization_value(one)) for one in settings))
     same = all(
         one.shape == first.shape and bool(torch.isclose(one, first, 1e-6, 0.0, True).all())
         for one in settings
     )
     require(same, name, "be the same for all results", seen, "λ̂ depends on it: give it to llc")
-
-
-def _plain(setting: float | Tensor) -> float | str:
-    """A number, or "by parameter" for a localization that differs between parameters."""
-    if not isinstance(setting, Tensor):
-        return float(setting)
-    low, high = float(setting.min()), float(setting.max())
-    return low if low == high else "by parameter"
 
 
 def llc_along(

@@ -311,8 +311,7 @@ def effective_dimensions(
     limit = eigs.zero if asked is None else asked
     rank, negative = eigs.outside(-limit, limit), eigs.outside(-limit, math.inf)
     n_eff, logdet = eigs.n_eff(curvature), eigs.logdet(curvature)
-    statuses = (part.status for part in (n_eff, logdet, rank, negative))
-    status = next((status for status in statuses if not status.ok), Status.CONVERGED)
+    status = Status.joint(part.status for part in (n_eff, logdet, rank, negative))
     parts = Estimate(float(eigs.dim)), rank, n_eff, logdet, negative
     return EffectiveDimensions(*parts, curvature, limit, eigs.cost, status)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -166,8 +167,7 @@ def reweighted(chains: Chains, nbeta: float) -> Reweighting:
     target, kept = require_positive(nbeta, "nbeta"), finite_chains(chains)
     exponents = -(target / chains.nbeta - 1) * chains.full_energies
     exponents = np.where(kept[:, None], exponents, -np.inf)
-    weights = np.exp(exponents - exponents.max())
-    weights = weights / weights.sum()
+    weights: Array = scipy.special.softmax(exponents)
     ess = 1.0 / float((weights**2).sum())
     status = chains.status if ess >= ENOUGH else Status.FEW_WEIGHTS
     return Reweighting(weights, target, chains.nbeta, ess, status)

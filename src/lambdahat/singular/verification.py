@@ -20,6 +20,7 @@ from lambdahat._core.rng import derived_seed
 from lambdahat._core.storage import Damaged, digest
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Result, student_quantile
+from lambdahat.sampling.diagnostics import combined_degrees
 from lambdahat.singular._llc import llc
 
 TOLERANCE = 0.15  # the largest relative error that passes
@@ -70,8 +71,9 @@ class CheckedCase(Result):
     @property
     def dof(self) -> float:
         """The degrees of freedom of that error (Welch 1947)."""
-        shares = sum(float(part.stderr) ** 4 / part.dof for part in (self.estimate, self.truth))
-        return self.stderr**4 / shares if shares > 0 else math.inf
+        parts = self.estimate, self.truth
+        errors = np.array([float(part.stderr) for part in parts])
+        return combined_degrees(errors, np.array([part.dof for part in parts]))
 
     @property
     def deviation(self) -> float:
