@@ -347,9 +347,7 @@ class SamplingRequest:
         return f"until the standard error is {tol:.3g} of the value"
 
     def is_met(self, reading: ChainReading) -> bool:
-        """Whether the number of draws was given or the standard error is within the tolerance."""
-        if self.draws is not None:
-            return True
+        """Whether the standard error is within the tolerance."""
         if self.tol is not None:
             return reading.stderr <= self.tol * abs(reading.value)
         return reading.stderr <= TOL[0] * max(abs(reading.value), TOL[1])

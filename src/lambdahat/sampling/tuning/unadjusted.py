@@ -291,7 +291,15 @@ class StepPilot:
         # shorter runs with it.
         relaxation = max(relaxation, self._relaxation(step))
         self.lengths = self.lengths.shorten(request, relaxation, request.effort)
-        # Burn in and draw at twice the step; again from w* with half the step if a chain diverges.
+        kernel, coarse = self._burn_in(step)
+        return kernel, reasons, coarse
+
+    def _burn_in(self, step: float) -> tuple[Kernel, Draws | None]:
+        """Burn in and draw at twice the step; again from w* with half the step if a chain diverges.
+
+        Returns the kernel ready to draw, and the draws at twice its step, if any.
+        """
+        runner, problem = self.runner, self.problem
         burn_in = max(self.lengths.burn_in, 1)
         while True:
             rough = self._kernel_at(2 * step)
@@ -312,7 +320,7 @@ class StepPilot:
             kernel = self._kernel_at(step)
             kernel = dataclasses.replace(kernel, **kernel.frozen)
             runner.retune(kernel)
-            return kernel, reasons, coarse
+            return kernel, coarse
 
     @property
     def _steps_left(self) -> int:
@@ -698,22 +706,13 @@ def draw_by_steps(
             going = collector.draw(max(min(lengths.round, left), FEWEST_DRAWS))
             if kernel.step_size > 0:
                 noise.append(_mean_noise(runner))
-            chains = collector.chains(reasons)
-            if noise:
-                means = {
-                    name: float(np.mean([measured[name] for measured in noise]))
-                    for name in noise[0]
-                }
-                means["dof"] = len(noise) * request.chains * (NOISE_GRADIENTS - 1.0)
-                if isinstance(kernel, Kinetic):
-                    means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
-                chains = dataclasses.replace(chains, noise=means)
-                fine, work, heat = ~chains.diagnostics.diverged, chains.work, chains.heat
-                if request.tuned and fine.any() and work is not None and heat is not None:
-                    readings = {"work": work[fine], "heat": heat[fine]}
-                    draws = Draws(kernel, chains.energies[fine], readings, means)
-                    bias = bias_of_steps(draws, coarse, parameters)
-                    chains = dataclasses.replace(chains, step_bias=bias)
+            chains = _with_noise(collector.chains(reasons), kernel, noise)
+            fine, work, heat = ~chains.diagnostics.diverged, chains.work, chains.heat
+            if request.tuned and fine.any() and work is not None and heat is not None:
+                readings = {"work": work[fine], "heat": heat[fine]}
+                draws = Draws(kernel, chains.energies[fine], readings, chains.noise)
+                bias = bias_of_steps(draws, coarse, parameters)
+                chains = dataclasses.replace(chains, step_bias=bias)
             reading = read(chains, parameters, request.baseline == "full")
             if request.draws is not None or not going or chains.diagnostics.diverged.any():
                 break
@@ -731,6 +730,17 @@ def draw_by_steps(
     chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
     full = read(chains, parameters, True) if request.baseline == "both" else None
     return SamplingRun(chains, reading, spent, full)
+
+
+def _with_noise(chains: Chains, kernel: Kernel, noise: Sequence[Mapping[str, float]]) -> Chains:
+    """The chains with the mean of the noise of batches, measured after each round."""
+    if not noise:
+        return chains
+    means = {name: float(np.mean([each[name] for each in noise])) for name in noise[0]}
+    means["dof"] = len(noise) * len(chains) * (NOISE_GRADIENTS - 1.0)
+    if isinstance(kernel, Kinetic):
+        means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
+    return dataclasses.replace(chains, noise=means)
 
 
 def _is_trusted(
