@@ -33,13 +33,13 @@ from urllib.parse import urlsplit
 
 from lambdahat._core.check import require, require_count
 from lambdahat._core.progress import host_mark
-from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import label_of
-from lambdahat.experiments.kit.experiment import Experiment, findings
+from lambdahat.experiments.kit.experiment import findings
 from lambdahat.experiments.kit.store import SUFFIX, Store
 from lambdahat.experiments.kit.sweeps import PROGRESS
 from lambdahat.report import figures  # noqa: F401  (registers the charts)
 from lambdahat.report.plotly_charts import describe_chart, figure_of
+from lambdahat.report.sections import experiment_of
 from lambdahat.report.style import minus
 from lambdahat.results import Result, Status
 from lambdahat.results.charts import Chart, Series, charts_of, count_text, label_text
@@ -335,7 +335,7 @@ class SweepSource(LiveSource):
     def __init__(self, name: str, path: Path) -> None:
         super().__init__(name, path, path.with_suffix(PROGRESS))
         self._store = Store(path.parent, *path.stem.rpartition("-")[::2])
-        self._experiment = _experiment(self._store.experiment)
+        self._experiment = experiment_of(self._store)
         self._stamp: tuple[int, int] = (0, 0)
         self._cells: list[tuple[dict[str, Any], float | None, float | None, str | None]] = []
         self._found: list[tuple[str, Chart]] = []
@@ -410,15 +410,6 @@ class SweepSource(LiveSource):
     @property
     def is_complete(self) -> bool:
         return bool(self._cells) and all(at is not None for _, _, at, _ in self._cells)
-
-
-@cache
-def _experiment(name: str) -> Experiment | None:
-    """The experiment of a store; None if this version does not know it."""
-    try:
-        return published.find(name)
-    except ValueError:
-        return None
 
 
 class MeasurementSource(LiveSource):

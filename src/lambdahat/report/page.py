@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -19,10 +19,16 @@ from lambdahat._core.check import require
 from lambdahat._core.storage import write_atomically
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, LEVEL, OPEN, UNTESTED, Table, Verdict
-from lambdahat.experiments.kit.experiment import Experiment
 from lambdahat.experiments.kit.store import stores_in
 from lambdahat.report.plotly_charts import describe_chart, figure_of
-from lambdahat.report.sections import Section, named_results, section_of_result, section_of_store
+from lambdahat.report.sections import (
+    Find,
+    Section,
+    experiment_of,
+    named_results,
+    section_of_result,
+    section_of_store,
+)
 from lambdahat.report.style import minus, sentence
 from lambdahat.results import Status
 from lambdahat.results.charts import Chart, count_text, share_axes
@@ -366,9 +372,6 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "section"
 
 
-Find = Callable[[str], Experiment]
-
-
 def page(results: Any, path: str | Path, title: str = "Measurements") -> Path:
     """Write results to one HTML file and return its path.
 
@@ -378,7 +381,7 @@ def page(results: Any, path: str | Path, title: str = "Measurements") -> Path:
     """
     sections = [_section_of(name, result) for name, result in named_results(results).items()]
     if isinstance(results, str | Path):
-        sections = [*_sections_of_stores([results], None), *sections]
+        sections = [*_sections_of_stores([results]), *sections]
     return write_page(sections, path, title)
 
 
@@ -406,7 +409,7 @@ def page_of_folders(folders: Iterable[str | Path], path: str | Path) -> Path:
         for name, result in named_results(folder).items()
     ]
     title = "Measurements" if results else "Reproductions"
-    return write_page([*_sections_of_stores(listed, None), *results], path, title)
+    return write_page([*_sections_of_stores(listed), *results], path, title)
 
 
 def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Path:
@@ -432,17 +435,9 @@ def _section_of(name: str, result: Any, folder: Path | None = None) -> Section:
         raise ValueError(f"{place} must be a result that can be shown, {got}") from error
 
 
-def _sections_of_stores(folders: Sequence[str | Path], find: Find | None) -> list[Section]:
+def _sections_of_stores(folders: Sequence[str | Path], find: Find | None = None) -> list[Section]:
     """Paper by paper, in the order of the registry."""
     known = {name: place for place, name in enumerate(published.PLACES)}
     stores = [store for folder in folders for store in stores_in(folder)]
     stores.sort(key=lambda store: known.get(store.experiment, len(known)))
-    return [section_of_store(store, _experiment_of(find, store.experiment)) for store in stores]
-
-
-def _experiment_of(find: Find | None, name: str) -> Experiment | None:
-    """The experiment of a store; None where another version of the library has made it."""
-    try:
-        return (find or published.find)(name)
-    except ValueError:
-        return None
+    return [section_of_store(store, experiment_of(store, find)) for store in stores]

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ FIRST = (
     *("data", "network", "networks", "net", "nets", "layers", "width", "model", "training"),
     *("held_out", "test", "samples", "size", "sizes", "nodes", "epochs", "seeds", "batch", "rate"),
 )
+Find = Callable[[str], Experiment]
 MAX_PARTS = 10  # parts of the line
 LONG = 80  # letters of one part
 
@@ -154,6 +155,14 @@ class Section:
     headline: str = ""  # the answer in one sentence, with the number
     lead: Verdict | None = None  # on the claim that the headline is about
     smoke: bool = False  # a run that shows that the code runs, and decides nothing
+
+
+def experiment_of(store: Store, find: Find | None = None) -> Experiment | None:
+    """The experiment of a store; None where another version of the library has made it."""
+    try:
+        return (find or published.find)(store.experiment)
+    except ValueError:
+        return None
 
 
 def section_of_store(store: Store, experiment: Experiment | None) -> Section:

@@ -232,11 +232,17 @@ class Trainer:
         self.trackers, self.loggers = list(settings.trackers), settings.loggers
         self.folder = settings.folder
         self.subject = stepping.TrainingSubject(self.problem, settings.precision, settings.accuracy)
-        feeding, taken = ("batch_size", "accumulate", "seed", "augment"), vars(settings)
-        self.feed = Feed(self.problem, *(taken[name] for name in feeding))
-        names = ("precision", "clip", "regularizers", "curvature_samples")
-        options = {name: taken[name] for name in names}
-        self.stepper = stepping.Stepper(self.subject, self.optimizer, self.feed, **options)
+        batches = settings.batch_size, settings.accumulate
+        self.feed = Feed(self.problem, *batches, settings.seed, settings.augment)
+        self.stepper = stepping.Stepper(
+            self.subject,
+            self.optimizer,
+            self.feed,
+            precision=settings.precision,
+            clip=settings.clip,
+            regularizers=settings.regularizers,
+            curvature_samples=settings.curvature_samples,
+        )
         held_out, stopping = settings.validation, self.early_stopping
         if held_out is not None and not isinstance(held_out, Problem | Batches):
             default = DEFAULT_BATCH.get(self.problem.device.type, 1024)
@@ -305,7 +311,7 @@ class Trainer:
             cure = "pass resume=True (--resume) to go on with it, or choose another folder"
             came = f"{self.folder}, which holds a run"
             check.require(resume or new, "folder", "be new or empty", came, cure)
-            newest = self.checkpoints.newest(self._fault) if resume else None
+            newest = self.checkpoints.newest(self.metrics.length) if resume else None
         if newest is not None:
             self._resume(newest)
         else:
@@ -318,11 +324,6 @@ class Trainer:
             if self.folder is not None and hasattr(tracker, "folder"):
                 tracker.folder = self.folder / "measurements"
         self.loggers.open(self.folder, self.step, self.fingerprint)
-
-    def _fault(self, state: Mapping[str, Any]) -> str:
-        """Why a run cannot go on from a whole checkpoint: its rows are no longer all there."""
-        covered = self.metrics.covers(state["metrics"])
-        return "" if covered else "counts on rows that metrics.jsonl does not hold"
 
     def _resume(self, newest: Checkpoint) -> None:
         if newest.damaged:

@@ -37,6 +37,7 @@ class Tracking:
         self.loggers = Loggers(loggers)
         self.problem, self.optimizer = problem, optimizer
         self.trackers = _make_all(trackers)
+        self._descriptions = [describe_tracker(each) for each in self.trackers]
         if steps_per_epoch is not None:
             require_count(steps_per_epoch, "steps_per_epoch")
         self.steps_per_epoch = steps_per_epoch
@@ -126,8 +127,7 @@ class Tracking:
         if self.folder is not None:
             # note in `tracking.json` what is tracked; refuse rows of other data or trackers
             path = self.folder / "tracking.json"
-            names = [describe_tracker(each) for each in self.trackers]
-            now = {"contents": contents(self.problem), "trackers": names}
+            now = {"contents": contents(self.problem), "trackers": self._descriptions}
             if length and path.is_file():
                 require_same_run(unseal(read_json(path), path, sealed=False), now)
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -142,8 +142,7 @@ class Tracking:
         return None
 
     def _open_loggers(self) -> None:
-        names = [describe_tracker(each) for each in self.trackers]
-        self.loggers.open(self.folder, self.steps, {"trackers": names})
+        self.loggers.open(self.folder, self.steps, {"trackers": self._descriptions})
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -216,19 +216,19 @@ class Checkpoints:
         """The checkpoints there are, oldest first."""
         return sorted(self.folder.glob("step-*.json"))
 
-    def newest(self, accept: Callable[[dict[str, Any]], str] | None = None) -> Checkpoint | None:
+    def newest(self, rows: int | None = None) -> Checkpoint | None:
         """The newest whole checkpoint, or None where there are none at all.
 
         Damaged ones are passed over and named in ``damaged``; where all are damaged, that is an
-        error. ``accept`` says what else is wrong with a state, or nothing.
+        error. So is one passed over that counts on more ``rows``, in bytes, than there are.
         """
         damaged: list[str] = []
         for path in reversed(self.paths()):
             try:
                 step, state = read(path)
-                fault = accept(state) if accept is not None else ""
-                if fault:
-                    raise DamagedCheckpoint(f"{path} {fault}")
+                if rows is not None and state["metrics"] > rows:
+                    missing = "counts on rows that metrics.jsonl does not hold"
+                    raise DamagedCheckpoint(f"{path} {missing}")
             except DamagedCheckpoint as error:
                 damaged.append(str(error))
                 continue

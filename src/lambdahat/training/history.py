@@ -174,17 +174,13 @@ class Metrics:
         there = self.folder is not None and self._jsonl.is_file()
         return self._jsonl.stat().st_size if there else 0
 
-    def covers(self, length: int) -> bool:
-        """Whether the file still holds its first ``length`` bytes."""
-        return self.length >= length
-
     def cut(self, length: int) -> None:
         """Keep the first ``length`` bytes and read their rows.
 
         Damaged rows are left out with a warning that names them: no state depends on a row.
         """
         expected = f"hold at least {length} bytes"
-        require(self.covers(length), "metrics.jsonl", expected, f"{self.length} bytes")
+        require(self.length >= length, "metrics.jsonl", expected, f"{self.length} bytes")
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
