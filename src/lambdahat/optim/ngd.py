@@ -18,8 +18,6 @@ from lambdahat.optim.online_fisher import (
     Seen,
     Smoothing,
     default_rank,
-    inner_of,
-    joint_of,
     power_of,
     precondition,
     start,
@@ -72,7 +70,7 @@ def natural_gradients(
     """
     tensors, seen = list(gradients), []
     before = power = _powers(tensors)
-    gain = torch.ones_like(before)
+    gain, sizes = torch.ones_like(before), [len(tensor) for tensor in tensors]
     last = max(tensor.ndim for tensor in tensors) - 2
     for axis in range(last + 1):
         for index, tensor in enumerate(tensors):
@@ -80,14 +78,14 @@ def natural_gradients(
                 continue
             rows, fishers = _rows(tensor, axis), stacks[index]
             if axis not in fishers:
-                scaled = rows * _members(gain, tensors, index).sqrt()[:, None, None].to(rows.dtype)
+                scaled = rows * gain.split(sizes)[index].sqrt()[:, None, None].to(rows.dtype)
                 rank = default_rank(rows.shape[-1], rule.rank)
                 on_cpu = rows.device.type == "cpu"
                 fishers[axis] = start(scaled, rank, rule.smoothing, on_cpu)
-            inner = inner_of(fishers[axis], rows)
+            inner = torch.bmm(fishers[axis].basis, rows.mT)
             if update_now:
-                met = (_members(scalar, tensors, index) for scalar in (power, gain))
-                seen.append(Seen(fishers[axis], joint_of(inner, rows), rows.shape[1], *met))
+                met = (scalar.split(sizes)[index] for scalar in (power, gain))
+                seen.append(Seen(fishers[axis], torch.bmm(inner, rows), rows.shape[1], *met))
             natural = precondition(fishers[axis], rows, inner, tensor is not gradients[index])
             tensors[index] = _from_rows(natural, axis, tensor)
         if update_now or axis == last:  # between axes only an update asks for the norms
@@ -96,12 +94,6 @@ def natural_gradients(
     if seen:
         update(seen, rule.smoothing)
     return Directions(tensors, gain.sqrt(), gain * power)
-
-
-def _members(values: Tensor, stacks: list[Tensor], index: int) -> Tensor:
-    """The part of ``values`` that belongs to the stack at ``index``."""
-    start = sum(stack.shape[0] for stack in stacks[:index])
-    return values[start : start + stacks[index].shape[0]]
 
 
 def _powers(stacks: list[Tensor]) -> Tensor:

@@ -279,7 +279,7 @@ def start(rows: Tensor, rank: int, smoothing: Smoothing, diagonal: bool) -> Onli
     weights = weights if diagonal else torch.diag_embed(weights)
     fisher = OnlineFisher(basis, torch.zeros_like(basis), weights, level)
     for _ in range(START_UPDATES):
-        joint = joint_of(inner_of(fisher, rows), rows)
+        joint = torch.bmm(torch.bmm(fisher.basis, rows.mT), rows)
         seen = Seen(fisher, joint, count, power, torch.ones_like(power))
         update([seen], smoothing._replace(eta=START_ETA))
     return fisher
@@ -294,20 +294,10 @@ def _random_rows(rank: int, size: int) -> Tensor:
     return rows.contiguous()
 
 
-def inner_of(fisher: OnlineFisher, rows: Tensor) -> Tensor:
-    """H = RXᵀ, (S, R, N), for X (S, N, d)."""
-    return torch.bmm(fisher.basis, rows.mT)
-
-
-def joint_of(inner: Tensor, rows: Tensor) -> Tensor:
-    """J = HX = RXᵀX, (S, R, d)."""
-    return torch.bmm(inner, rows)
-
-
 def precondition(
     fisher: OnlineFisher, rows: Tensor, inner: Tensor, in_place: bool = False
 ) -> Tensor:
-    """X̂ = X − XRᵀER = β·X(F + κI)⁻¹ for X (S, N, d), whose H = RXᵀ is known."""
+    """X̂ = X − XRᵀER = β·X(F + κI)⁻¹ for X (S, N, d), whose H = RXᵀ (S, R, N) is known."""
     if rows.stride(-1) == 1:
         add = rows.baddbmm_ if in_place else rows.baddbmm
         return add(inner.mT, fisher.shared, alpha=-1)
