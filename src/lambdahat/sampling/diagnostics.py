@@ -24,10 +24,8 @@ RHAT = 1.05  # above it the chains count as not mixed
 HUGE = 1e30  # energies beyond are on their way to infinity, and their squares need not be finite
 DEGREE_RANGE = (1.0, 8.0)  # to which the estimated degree of the loss around the centre is clipped
 LEAST_RELATIVE_ERROR = 0.002  # of a value from trajectories
-CONTROL_LIMITS = (
-    3.0,
-    1.03,
-)  # the virial's z-score and split R̂ up to which it is used as control variate
+# the virial's z-score and split R̂ up to which it is used as control variate
+CONTROL_LIMITS = 3.0, 1.03
 BLOCKS = 4  # of each chain: the errors have one degree of freedom less than there are
 
 

@@ -427,7 +427,7 @@ class Trainer:
         every = self.settings.checkpoint_steps
         due = every and self.step % every == 0 and self.batch < self.feed.steps
         if self.checkpoints is not None and due:
-            if bool(self.tally.is_finite()):
+            if bool(self.tally.sums[0].isfinite()):  # the loss; norms may overflow harmlessly
                 self.checkpoints.write(self.step, self._state())
             else:
                 self._end_epoch(self.tally.read())

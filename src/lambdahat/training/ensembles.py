@@ -235,14 +235,13 @@ def _require_alike(models: Sequence[nn.Module]) -> None:
     require(all(form == forms[0] for form in forms), "make_model", expected, came)
 
 
-NGD_DEFAULTS = {
-    name: parameter.default
-    for name, parameter in signature(ngd.NGD).parameters.items()
-    if name not in ("params", "lr")
-}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.0, "weight_decay": 0.0},
-    "ngd": {**{"momentum": 0.0, "weight_decay": 0.0, "decoupled": False}, **NGD_DEFAULTS},
+    "ngd": {
+        name: parameter.default
+        for name, parameter in signature(ngd.NGD).parameters.items()
+        if name not in ("params", "lr")
+    },
 }
 BY_MEMBER = ("lr", "momentum", "weight_decay", "alpha")
 

@@ -40,17 +40,12 @@ class TrainingSubject:
     def __init__(
         self, problem: Problem, precision: str = "float32", judge: Judge | None = None
     ) -> None:
-        self.problem, self.device, self._judge = problem, problem.device, judge
+        self.problem, self.device, self.judge = problem, problem.device, judge
         self._precision = PRECISIONS[precision]
         self._evaluate = problem._evaluate
         source = problem.source
         self.model: nn.Module | None = source if isinstance(source, nn.Module) else None
         self.tensors = named_tensors(source) if isinstance(source, nn.Module) else source
-
-    @property
-    def judged(self) -> bool:
-        """Whether the user says which targets were met."""
-        return self._judge is not None
 
     def forward(
         self, batch: Batch, model: nn.Module | None = None
@@ -68,7 +63,7 @@ class TrainingSubject:
             loss = evaluate.loss_of(output, batch)
             kind = None if evaluate.model_loss else evaluate.loss
             with torch.no_grad():
-                hits = count_hits(kind, output, target, self.device, self._judge)
+                hits = count_hits(kind, output, target, self.device, self.judge)
         return loss.reshape(()), *hits
 
     @torch.no_grad()
@@ -149,9 +144,8 @@ class CapturedGradients:
         self._forms: dict[Hashable, _Form] = {}
         # only if all that runs in a step is the model and the library's own code
         evaluate = subject.problem._evaluate
-        self._on = not (subject.model is None or subject.judged) and (
-            evaluate.model_loss or not isinstance(evaluate.loss, Custom)
-        )
+        known = evaluate.model_loss or not isinstance(evaluate.loss, Custom)
+        self._on = subject.model is not None and subject.judge is None and known
 
     def __call__(self, group: list[Batch]) -> tuple[list[Tensor], Tensor] | None:
         """[Σ loss, targets met, targets counted] of a step and the norm of its gradient."""
@@ -307,10 +301,6 @@ class Tally:
             "update_norm": update_norm / normed if normed else math.nan,
             "gradient_norm": gradient_norm / normed if normed else math.nan,
         }
-
-    def is_finite(self) -> Tensor:
-        """Whether the loss is; norms may overflow harmlessly."""
-        return torch.isfinite(self.sums[0])
 
     def state_dict(self) -> dict[str, Any]:
         """The sums and counts."""
