@@ -186,9 +186,8 @@ class Lengths:
 
 
 def require_enough(request: SamplingRequest) -> None:
-    """Raise where the gradients of each chain do not hold pilot, burn-in and draws."""
-    if request.limit is None:
-        return
+    """Raise where a limit on the gradients does not hold pilot, burn-in and draws."""
+    assert request.limit is not None
     burn_in, draws, chains = request.burn_in, request.draws or 0, request.chains
     share = (PILOT + COARSE if request.tuned else 0.0) + (BURN if burn_in is None else 0.0)
     least = max(FEWEST_STEPS, math.ceil((draws + EXTRA) / (1 - share))) + (burn_in or 0)
@@ -209,9 +208,11 @@ class Draws:
     noise: Mapping[str, float]
 
 
-def _mean_noise(runner: AnyRunner) -> dict[str, float]:
-    """The noise of batches (``Runner.noise``), averaged over the chains."""
-    return {name: float(values.mean()) for name, values in runner.noise(NOISE_GRADIENTS).items()}
+def _mean_noise(*rounds: Readings) -> dict[str, float]:
+    """The noise of batches (``Runner.noise``), averaged over the chains and several rounds."""
+    return {
+        name: float(np.mean([float(noise[name].mean()) for noise in rounds])) for name in rounds[0]
+    }
 
 
 @dataclass
@@ -316,7 +317,8 @@ class StepPilot:
                     continue
                 readings: dict[str, Array] = {name: part.numpy() for name, part in seen.items()}
                 energies = rough.nbeta * (readings["loss"] - readings["centre"])
-                coarse = Draws(rough, energies, readings, _mean_noise(runner))
+                noise = _mean_noise(runner.noise(NOISE_GRADIENTS))
+                coarse = Draws(rough, energies, readings, noise)
             kernel = self._kernel_at(step)
             kernel = dataclasses.replace(kernel, **kernel.frozen)
             runner.retune(kernel)
@@ -416,7 +418,7 @@ class StepPilot:
         choose_batch = not batch_given and source is not None and source.by_sample
         for cooled in range(COOLINGS + 1):
             # the bias from the noise of batches over the bias allowed, at this step
-            self._trace = _mean_noise(runner)["trace"]
+            self._trace = _mean_noise(runner.noise(NOISE_GRADIENTS))["trace"]
             kernel = self._kernel_at(step)
             added = kernel.noise_bias(self._trace, 1.0, 2.0, energy, parameters)
             excess = added / (NOISE_BIAS * max(abs(energy), 0.5))
@@ -679,7 +681,8 @@ def draw_by_steps(
     problem: Problem, kernel: Kernel, request: SamplingRequest, plan: ChainPlan, whole: bool
 ) -> SamplingRun:
     """Draw chains of a kernel that never rejects, tuned, burnt in, to the tolerance asked for."""
-    require_enough(request)
+    if request.limit is not None:
+        require_enough(request)
     lengths, parameters, coarse = Lengths.of(request), problem.num_parameters, None
     runner, mode = make_runner(problem, kernel, request.chains, plan, request.mode)
     try:
@@ -699,14 +702,20 @@ def draw_by_steps(
                 runner.skip(piece)
         # Draw in rounds until the tolerance is met or the steps are taken; at least one round.
         collector = Collector(runner, mode, request.watch)
-        noise: list[dict[str, float]] = []
+        noise: list[Readings] = []
         least = -math.inf
         while (left := lengths.most - runner.gradients_spent - NOISE_GRADIENTS) >= least:
             least = max(lengths.round // 2, FEWEST_DRAWS)
             going = collector.draw(max(min(lengths.round, left), FEWEST_DRAWS))
             if kernel.step_size > 0:
-                noise.append(_mean_noise(runner))
-            chains = _with_noise(collector.chains(reasons), kernel, noise)
+                noise.append(runner.noise(NOISE_GRADIENTS))
+            chains = collector.chains(reasons)
+            if noise:
+                means = _mean_noise(*noise)
+                means["dof"] = len(noise) * request.chains * (NOISE_GRADIENTS - 1.0)
+                if isinstance(kernel, Kinetic):
+                    means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
+                chains = dataclasses.replace(chains, noise=means)
             fine, work, heat = ~chains.diagnostics.diverged, chains.work, chains.heat
             if request.tuned and fine.any() and work is not None and heat is not None:
                 readings = {"work": work[fine], "heat": heat[fine]}
@@ -730,17 +739,6 @@ def draw_by_steps(
     chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
     full = read(chains, parameters, True) if request.baseline == "both" else None
     return SamplingRun(chains, reading, spent, full)
-
-
-def _with_noise(chains: Chains, kernel: Kernel, noise: Sequence[Mapping[str, float]]) -> Chains:
-    """The chains with the mean of the noise of batches, measured after each round."""
-    if not noise:
-        return chains
-    means = {name: float(np.mean([each[name] for each in noise])) for name in noise[0]}
-    means["dof"] = len(noise) * len(chains) * (NOISE_GRADIENTS - 1.0)
-    if isinstance(kernel, Kinetic):
-        means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
-    return dataclasses.replace(chains, noise=means)
 
 
 def _is_trusted(
