@@ -188,115 +188,91 @@ def llc(
     )
 
 
-def _own_batch_size(problem: Problem) -> int:
-    """The default B of nβ = B/ln B: that of the problem's own batches where samples cannot be drawn
-    one by one.
+def draw(problem: Problem, nbeta: float, /, **settings: Any) -> SamplingRun:
+    """Sample the kernel that suits the problem; a pilot run tunes the settings that are not given.
+
+    What is estimated, nβ and γ, is fixed before the first step. Problems of up to 15 parameters, or
+    500 without data, are sampled by HMC on the whole data, which has no bias; larger ones by
+    kinetic Langevin dynamics, on the whole data where that is cheap, else on mini-batches.
+    ``settings`` are those of ``llc``; a kernel among them must have this nβ.
     """
-    sizes = problem.batches.sizes
-    default = sizes[0] if problem.norm == "train" else DEFAULT_BATCH
-    size = min(default, problem.num_samples)
-    if size in sizes or can_draw_samples(problem):
-        return size
-    alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
-    expected = (
-        "be a number, or 'n/log n', for batches of several sizes that cannot be drawn sample by"
-        " sample (uneven token counts, streamed data)"
+    require_problem(problem)
+    batch_size, kernel = settings.get("batch_size"), settings.get("kernel")
+    if batch_size is not None:
+        require_count(batch_size, "batch_size", 1, problem.num_samples)
+    if isinstance(kernel, Kernel):
+        same, got = math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), f"one at {kernel.nbeta:.6g}"
+        cure = 'give its name, such as "hmc", and its settings apart'
+        require(same, "kernel", f"have nbeta = {nbeta:.6g}", got, cure)
+    request, plan = read_settings(settings)
+    frozen = problem.at(problem.vector)
+    cheap, joined = whole_is_cheap(frozen), frozen
+    # the number of batches would be most of the cost
+    tiny = frozen.num_parameters * frozen.num_samples <= FULL["cpu"]
+    if frozen.has_data and cheap and tiny and len(frozen.batches) > 1 and frozen.ranks.size == 1:
+        joined = frozen.subset(range(frozen.num_samples), frozen.num_samples)
+    step_size, reasons = request.step_size, {}
+    kernel = request.kernel or default_kernel(frozen, step_size, batch_size)
+    whole = kernel == "kinetic" and batch_size is None and step_size is None and cheap
+    if not isinstance(kernel, Kernel):
+        gamma = request.localization
+        if gamma is None:
+            gamma, reasons["localization"] = default_localization(joined, nbeta)
+        kernel = KERNELS[kernel](1e-4 if step_size is None else step_size, nbeta, gamma)
+    kernel = place(kernel, frozen)
+    if whole:
+        pieces = 1 if tiny else -(-joined.num_samples // PIECE_SAMPLES)
+        pieces = max(plan.accumulate, pieces)
+        plan = dataclasses.replace(plan, batch_size=joined.num_samples, accumulate=pieces)
+    if isinstance(kernel, HMC):
+        run = draw_by_trajectories(joined, kernel, request, plan)
+    else:  # an exact kernel sees the whole data anyway
+        beside = not kernel.exact and request.baseline != "paired"
+        plan = dataclasses.replace(plan, full_losses=beside)
+        start = joined if whole or kernel.exact else frozen
+        run = draw_by_steps(start, kernel, request, plan, whole)
+    chains = dataclasses.replace(run.chains, reasons={**reasons, **run.chains.reasons})
+    return dataclasses.replace(run, chains=chains)
+
+
+def read_settings(given: Mapping[str, Any]) -> tuple[SamplingRequest, ChainPlan]:
+    """The settings of ``llc``; errors have a cure for those with another name elsewhere."""
+    known = {field.name for field in dataclasses.fields(SamplingRequest) if field.init}
+    own = {field.name for field in dataclasses.fields(ChainPlan)}
+    own -= {"thin", "full_losses", "forces"}  # of sample alone
+    unknown = sorted(set(given) - known - own)
+    if unknown:
+        ours = [
+            f"{NAMES_ELSEWHERE[name]} for {name}" for name in unknown if name in NAMES_ELSEWHERE
+        ]
+        names = sorted({*known, "nbeta"} - {"watch"})
+        cure = f"there are {', '.join(names)}; thin is sample's"
+        cure = f"write {', '.join(ours)}" if ours else cure
+        raise TypeError(message("options", "be those of llc and sample", ", ".join(unknown), cure))
+    options = {name: given[name] for name in own if given.get(name) is not None}
+    request = SamplingRequest(**{name: given[name] for name in given if name in known})
+    return request, ChainPlan(forces=True, **options)
+
+
+def default_kernel(problem: Problem, step_size: float | None, batch_size: int | None) -> str:
+    """The kernel of a problem where none is asked for; a step size that is given is SGLD's."""
+    if step_size is not None:
+        return "sgld"
+    whole = batch_size is None or batch_size == problem.num_samples
+    small = problem.num_parameters <= HMC_PARAMETERS[problem.has_data]
+    return "hmc" if whole and small and whole_is_cheap(problem) else "kinetic"
+
+
+def whole_is_cheap(problem: Problem) -> bool:
+    """Whether a gradient of the whole data, in memory, costs little more than of a batch."""
+    if not problem.has_data:
+        return True
+    return (
+        problem.num_parameters * problem.num_samples <= FULL.get(problem.device.type, FULL["cpu"])
+        and problem.norm != "train"
+        and problem.batches.in_memory
+        and problem.memory is None
     )
-    got = f"'batch' with batches of {min(sizes)} to {max(sizes)} samples"
-    require(alike, "nbeta", expected, got, "give the problem batches of one size")
-    return sizes[0]
-
-
-def _sensitivity(run: SamplingRun) -> Sensitivity:
-    """How λ̂ changes with ln γ and ln nβ, from covariances of the draws under the posterior p.
-
-    With e = nβ(L − L*), dλ̂/d ln nβ = E[e] − Var(e) and dλ̂/d ln γ = −½·Cov(e, Σγ_i(w_i − w*_i)²).
-    By Stein's identity the second is −½·(E[u] − Cov(e, u)) with u = (w − w*)·nβ∇L, which fluctuates
-    much less: the distance of flat directions, of which the loss knows nothing, drops out. It is
-    used where a step sees the whole data: the noise of a batch, which e and u share, cancels in the
-    first form alone. In Var(e) it is measured and taken off.
-    """
-    chains = run.chains
-    unknown = Estimate(math.nan, math.nan)
-    energies = chains.energies
-    if not np.isfinite(energies).all() or energies.size < 4:
-        return Sensitivity(unknown, unknown)
-    centred, noise = energies - energies.mean(), chains.noise.get("energy", 0.0)
-    spread = energies - centred**2 + noise
-    unsure = noise * math.sqrt(2 / chains.noise["dof"]) if noise else 0.0
-    mean, variance = float(energies.mean()), float((centred**2).mean()) - noise
-    # Steps that add a share δ to the temperature add δ·E[e] − 2δ·Var(e) to the difference of the
-    # two.
-    heated = abs((mean - 2 * variance) * run.reading.bias / mean) if mean > 0 else 0.0
-    temperature = Estimate(float(spread.mean()), math.hypot(blocked_error(spread), unsure, heated))
-    gamma, ties = chains.localization, run.ties  # Σγ_i(w_i − w*_i)² of the draws
-    if not isinstance(gamma, Tensor):
-        ties = gamma * chains.distances**2
-    elif ties is None and chains.virials is not None and chains.work is not None:
-        ties = chains.virials - chains.work
-    shares = None
-    if chains.work is not None and not noise:
-        shares = -0.5 * (chains.work - centred * (chains.work - chains.work.mean()))
-    elif ties is not None:
-        shares = -0.5 * centred * (ties - ties.mean())
-    slope = unknown if shares is None else Estimate(float(shares.mean()), blocked_error(shares))
-    return Sensitivity(slope, temperature)
-
-
-def _status(problem: Problem, run: SamplingRun, fixed: bool) -> Status:
-    """The most serious reason not to trust λ̂, or CONVERGED.
-
-    If ``fixed``, a number of draws that was given may leave fewer effective ones, over all chains,
-    than a standard error can be trusted with; else sampling goes on until there are enough.
-    """
-    chains, reading = run.chains, run.reading
-    if chains.status in (Status.DIVERGED, Status.NOT_MOVING, Status.REJECTED):
-        return chains.status
-    if _below_centre(problem, run):
-        return Status.NOT_A_MINIMUM
-    if chains.status is Status.BOUNDED:
-        return chains.status
-    if reading.bias > 0.25 * abs(reading.value):
-        return Status.STEP_BIAS
-    # flat directions are still filling where the distance from the centre changes grossly
-    change, (errors, part) = chains.diagnostics.distance_drift, DISTANCE_DRIFT
-    gross = max(errors * float(change.stderr), part * float(chains.diagnostics.distance.mean()))
-    drifted_away = abs(float(change)) > gross
-    if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled or drifted_away:
-        return Status.NOT_MIXED
-    if run.spent:
-        return Status.GRADIENTS_SPENT
-    few = fixed and chains.diagnostics.ess_mean < EFFECTIVE
-    return Status.NOT_MIXED if few else Status.CONVERGED
-
-
-def _below_centre(problem: Problem, run: SamplingRun) -> bool:
-    """Whether the chains, or a line search along the gradient, met lower loss than at w*."""
-    chains, reading = run.chains, run.reading
-    if reading.value + 2 * reading.stderr < 0:
-        return True
-    noise = math.sqrt(chains.noise.get("energy", 0.0))
-    deep = chains.energies < -BELOW_CENTRE[0] * abs(reading.value) - 4 * noise
-    if float(deep.mean()) > BELOW_CENTRE[1]:
-        return True
-    windows = chains.energies[:, : chains.energies.shape[1] // 25 * 25].reshape(len(chains), -1, 25)
-    if windows.size and len(chains) > 1:
-        means = windows.transpose(1, 0, 2).reshape(windows.shape[1], -1)
-        # neighbours in a window are alike
-        errors = means.std(axis=1, ddof=1) / math.sqrt(means.shape[1] / 5)
-        if bool((means.mean(axis=1) < -4 * errors - 1e-6 * abs(reading.value)).any()):
-            return True
-    # an exact line search along the gradient gains ‖g‖⁴/(2|gᵀHg|) if the loss is quadratic
-    theta = problem.vector
-    gradient = problem.gradient(theta)
-    square = float(gradient.double().square().sum())
-    if square == 0:
-        return False
-    step = 1e-3 * (1.0 + float(theta.norm()) / math.sqrt(len(theta))) / math.sqrt(square)
-    change = problem.gradient(theta + step * gradient) - gradient
-    curvature = abs(float((change.double() * gradient.double()).sum())) / step
-    gain = square**2 / (2 * curvature) if curvature > 0 else math.inf
-    return chains.nbeta * gain > DESCENT_GAIN * abs(reading.value)
 
 
 def inverse_temperature(
@@ -325,6 +301,25 @@ def inverse_temperature(
     if not isinstance(nbeta, int | float) or isinstance(nbeta, bool):
         raise TypeError(message("nbeta", choices, describe(nbeta)))
     return require_positive(nbeta, "nbeta"), "given"
+
+
+def _own_batch_size(problem: Problem) -> int:
+    """The default B of nβ = B/ln B: that of the problem's own batches where samples cannot be drawn
+    one by one.
+    """
+    sizes = problem.batches.sizes
+    default = sizes[0] if problem.norm == "train" else DEFAULT_BATCH
+    size = min(default, problem.num_samples)
+    if size in sizes or can_draw_samples(problem):
+        return size
+    alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
+    expected = (
+        "be a number, or 'n/log n', for batches of several sizes that cannot be drawn sample by"
+        " sample (uneven token counts, streamed data)"
+    )
+    got = f"'batch' with batches of {min(sizes)} to {max(sizes)} samples"
+    require(alike, "nbeta", expected, got, "give the problem batches of one size")
+    return sizes[0]
 
 
 def default_localization(problem: Problem, nbeta: float) -> tuple[float, str]:
@@ -399,6 +394,98 @@ def _hessian_spectrum(problem: Problem) -> tuple[Array, Array] | None:
     return (whole, np.concatenate(weights)) if np.isfinite(whole).all() else None
 
 
+def _status(problem: Problem, run: SamplingRun, fixed: bool) -> Status:
+    """The most serious reason not to trust λ̂, or CONVERGED.
+
+    If ``fixed``, a number of draws that was given may leave fewer effective ones, over all chains,
+    than a standard error can be trusted with; else sampling goes on until there are enough.
+    """
+    chains, reading = run.chains, run.reading
+    if chains.status in (Status.DIVERGED, Status.NOT_MOVING, Status.REJECTED):
+        return chains.status
+    if _below_centre(problem, run):
+        return Status.NOT_A_MINIMUM
+    if chains.status is Status.BOUNDED:
+        return chains.status
+    if reading.bias > 0.25 * abs(reading.value):
+        return Status.STEP_BIAS
+    # flat directions are still filling where the distance from the centre changes grossly
+    change, (errors, part) = chains.diagnostics.distance_drift, DISTANCE_DRIFT
+    gross = max(errors * float(change.stderr), part * float(chains.diagnostics.distance.mean()))
+    drifted_away = abs(float(change)) > gross
+    if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled or drifted_away:
+        return Status.NOT_MIXED
+    if run.spent:
+        return Status.GRADIENTS_SPENT
+    few = fixed and chains.diagnostics.ess_mean < EFFECTIVE
+    return Status.NOT_MIXED if few else Status.CONVERGED
+
+
+def _below_centre(problem: Problem, run: SamplingRun) -> bool:
+    """Whether the chains, or a line search along the gradient, met lower loss than at w*."""
+    chains, reading = run.chains, run.reading
+    if reading.value + 2 * reading.stderr < 0:
+        return True
+    noise = math.sqrt(chains.noise.get("energy", 0.0))
+    deep = chains.energies < -BELOW_CENTRE[0] * abs(reading.value) - 4 * noise
+    if float(deep.mean()) > BELOW_CENTRE[1]:
+        return True
+    windows = chains.energies[:, : chains.energies.shape[1] // 25 * 25].reshape(len(chains), -1, 25)
+    if windows.size and len(chains) > 1:
+        means = windows.transpose(1, 0, 2).reshape(windows.shape[1], -1)
+        # neighbours in a window are alike
+        errors = means.std(axis=1, ddof=1) / math.sqrt(means.shape[1] / 5)
+        if bool((means.mean(axis=1) < -4 * errors - 1e-6 * abs(reading.value)).any()):
+            return True
+    # an exact line search along the gradient gains ‖g‖⁴/(2|gᵀHg|) if the loss is quadratic
+    theta = problem.vector
+    gradient = problem.gradient(theta)
+    square = float(gradient.double().square().sum())
+    if square == 0:
+        return False
+    step = 1e-3 * (1.0 + float(theta.norm()) / math.sqrt(len(theta))) / math.sqrt(square)
+    change = problem.gradient(theta + step * gradient) - gradient
+    curvature = abs(float((change.double() * gradient.double()).sum())) / step
+    gain = square**2 / (2 * curvature) if curvature > 0 else math.inf
+    return chains.nbeta * gain > DESCENT_GAIN * abs(reading.value)
+
+
+def _sensitivity(run: SamplingRun) -> Sensitivity:
+    """How λ̂ changes with ln γ and ln nβ, from covariances of the draws under the posterior p.
+
+    With e = nβ(L − L*), dλ̂/d ln nβ = E[e] − Var(e) and dλ̂/d ln γ = −½·Cov(e, Σγ_i(w_i − w*_i)²).
+    By Stein's identity the second is −½·(E[u] − Cov(e, u)) with u = (w − w*)·nβ∇L, which fluctuates
+    much less: the distance of flat directions, of which the loss knows nothing, drops out. It is
+    used where a step sees the whole data: the noise of a batch, which e and u share, cancels in the
+    first form alone. In Var(e) it is measured and taken off.
+    """
+    chains = run.chains
+    unknown = Estimate(math.nan, math.nan)
+    energies = chains.energies
+    if not np.isfinite(energies).all() or energies.size < 4:
+        return Sensitivity(unknown, unknown)
+    centred, noise = energies - energies.mean(), chains.noise.get("energy", 0.0)
+    spread = energies - centred**2 + noise
+    unsure = noise * math.sqrt(2 / chains.noise["dof"]) if noise else 0.0
+    mean, variance = float(energies.mean()), float((centred**2).mean()) - noise
+    # Steps that add a share δ to the temperature add δ·E[e] − 2δ·Var(e) to the difference of the
+    # two.
+    heated = abs((mean - 2 * variance) * run.reading.bias / mean) if mean > 0 else 0.0
+    temperature = Estimate(float(spread.mean()), math.hypot(blocked_error(spread), unsure, heated))
+    gamma, ties = chains.localization, run.ties  # Σγ_i(w_i − w*_i)² of the draws
+    if not isinstance(gamma, Tensor):
+        ties = gamma * chains.distances**2
+    elif ties is None and chains.virials is not None and chains.work is not None:
+        ties = chains.virials - chains.work
+    shares = None
+    if chains.work is not None and not noise:
+        shares = -0.5 * (chains.work - centred * (chains.work - chains.work.mean()))
+    elif ties is not None:
+        shares = -0.5 * centred * (ties - ties.mean())
+    slope = unknown if shares is None else Estimate(float(shares.mean()), blocked_error(shares))
+    return Sensitivity(slope, temperature)
+
+
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise where settings of ``llc`` are unknown, out of range, or leave no gradients for a kernel
     it may choose.
@@ -418,93 +505,6 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         require_warm_up(request, "" if fixed else cure)
     if not exact and request.limit is not None:
         require_enough(request)
-
-
-def read_settings(given: Mapping[str, Any]) -> tuple[SamplingRequest, ChainPlan]:
-    """The settings of ``llc``; errors have a cure for those with another name elsewhere."""
-    known = {field.name for field in dataclasses.fields(SamplingRequest) if field.init}
-    own = {field.name for field in dataclasses.fields(ChainPlan)}
-    own -= {"thin", "full_losses", "forces"}  # of sample alone
-    unknown = sorted(set(given) - known - own)
-    if unknown:
-        ours = [
-            f"{NAMES_ELSEWHERE[name]} for {name}" for name in unknown if name in NAMES_ELSEWHERE
-        ]
-        names = sorted({*known, "nbeta"} - {"watch"})
-        cure = f"there are {', '.join(names)}; thin is sample's"
-        cure = f"write {', '.join(ours)}" if ours else cure
-        raise TypeError(message("options", "be those of llc and sample", ", ".join(unknown), cure))
-    options = {name: given[name] for name in own if given.get(name) is not None}
-    request = SamplingRequest(**{name: given[name] for name in given if name in known})
-    return request, ChainPlan(forces=True, **options)
-
-
-def draw(problem: Problem, nbeta: float, /, **settings: Any) -> SamplingRun:
-    """Sample the kernel that suits the problem; a pilot run tunes the settings that are not given.
-
-    What is estimated, nβ and γ, is fixed before the first step. Problems of up to 15 parameters, or
-    500 without data, are sampled by HMC on the whole data, which has no bias; larger ones by
-    kinetic Langevin dynamics, on the whole data where that is cheap, else on mini-batches.
-    ``settings`` are those of ``llc``; a kernel among them must have this nβ.
-    """
-    require_problem(problem)
-    batch_size, kernel = settings.get("batch_size"), settings.get("kernel")
-    if batch_size is not None:
-        require_count(batch_size, "batch_size", 1, problem.num_samples)
-    if isinstance(kernel, Kernel):
-        same, got = math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), f"one at {kernel.nbeta:.6g}"
-        cure = 'give its name, such as "hmc", and its settings apart'
-        require(same, "kernel", f"have nbeta = {nbeta:.6g}", got, cure)
-    request, plan = read_settings(settings)
-    frozen = problem.at(problem.vector)
-    cheap, joined = whole_is_cheap(frozen), frozen
-    # the number of batches would be most of the cost
-    tiny = frozen.num_parameters * frozen.num_samples <= FULL["cpu"]
-    if frozen.has_data and cheap and tiny and len(frozen.batches) > 1 and frozen.ranks.size == 1:
-        joined = frozen.subset(range(frozen.num_samples), frozen.num_samples)
-    step_size, reasons = request.step_size, {}
-    kernel = request.kernel or default_kernel(frozen, step_size, batch_size)
-    whole = kernel == "kinetic" and batch_size is None and step_size is None and cheap
-    if not isinstance(kernel, Kernel):
-        gamma = request.localization
-        if gamma is None:
-            gamma, reasons["localization"] = default_localization(joined, nbeta)
-        kernel = KERNELS[kernel](1e-4 if step_size is None else step_size, nbeta, gamma)
-    kernel = place(kernel, frozen)
-    if whole:
-        pieces = 1 if tiny else -(-joined.num_samples // PIECE_SAMPLES)
-        pieces = max(plan.accumulate, pieces)
-        plan = dataclasses.replace(plan, batch_size=joined.num_samples, accumulate=pieces)
-    if isinstance(kernel, HMC):
-        run = draw_by_trajectories(joined, kernel, request, plan)
-    else:  # an exact kernel sees the whole data anyway
-        beside = not kernel.exact and request.baseline != "paired"
-        plan = dataclasses.replace(plan, full_losses=beside)
-        start = joined if whole or kernel.exact else frozen
-        run = draw_by_steps(start, kernel, request, plan, whole)
-    chains = dataclasses.replace(run.chains, reasons={**reasons, **run.chains.reasons})
-    return dataclasses.replace(run, chains=chains)
-
-
-def whole_is_cheap(problem: Problem) -> bool:
-    """Whether a gradient of the whole data, in memory, costs little more than of a batch."""
-    if not problem.has_data:
-        return True
-    return (
-        problem.num_parameters * problem.num_samples <= FULL.get(problem.device.type, FULL["cpu"])
-        and problem.norm != "train"
-        and problem.batches.in_memory
-        and problem.memory is None
-    )
-
-
-def default_kernel(problem: Problem, step_size: float | None, batch_size: int | None) -> str:
-    """The kernel of a problem where none is asked for; a step size that is given is SGLD's."""
-    if step_size is not None:
-        return "sgld"
-    whole = batch_size is None or batch_size == problem.num_samples
-    small = problem.num_parameters <= HMC_PARAMETERS[problem.has_data]
-    return "hmc" if whole and small and whole_is_cheap(problem) else "kinetic"
 
 
 # of P numbers that a chain holds: position, gradient, noise and what the kernel remembers

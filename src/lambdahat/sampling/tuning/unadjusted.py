@@ -81,72 +81,80 @@ BIAS_PRIOR, BIAS_PRIOR_WITHOUT_FORMULA = 0.01, 0.15
 FEWEST_ROUNDS, EFFECTIVE = 4, 50
 
 
-class CurvatureMoments:
-    """Row and column curvature of each tensor, averaged over places where chains have been.
+def draw_by_steps(
+    problem: Problem, kernel: Kernel, request: SamplingRequest, plan: ChainPlan, whole: bool
+) -> SamplingRun:
+    """Draw chains of a kernel that never rejects, tuned, burnt in, to the tolerance asked for."""
+    if request.limit is not None:
+        require_enough(request)
+    lengths, parameters, coarse = Lengths.of(request), problem.num_parameters, None
+    runner, mode = make_runner(problem, kernel, request.chains, plan, request.mode)
+    try:
+        if request.tuned:
+            pilot = StepPilot(runner, problem, kernel, lengths, request)
+            kernel, reasons, coarse = pilot.tune(plan.batch_size is not None and not whole)
+            lengths = pilot.lengths
+        else:
+            reasons = {}
+            if kernel.step_size > 0:
+                trials = lengths.most - lengths.burn_in - lengths.round - NOISE_GRADIENTS
+                trials = min(trials, lengths.most // 2)
+                kernel, note = reduce_step_size(runner, trials)
+                reasons = {"step_size": note} if note else {}
+            runner.retune(kernel)
+            for piece in in_pieces("burn-in", lengths.burn_in):
+                runner.skip(piece)
+        # Draw in rounds until the tolerance is met or the steps are taken; at least one round.
+        collector = Collector(runner, mode, request.watch)
+        noise: list[Readings] = []
+        least = -math.inf
+        while (left := lengths.most - runner.gradients_spent - NOISE_GRADIENTS) >= least:
+            least = max(lengths.round // 2, FEWEST_DRAWS)
+            going = collector.draw(max(min(lengths.round, left), FEWEST_DRAWS))
+            if kernel.step_size > 0:
+                noise.append(runner.noise(NOISE_GRADIENTS))
+            chains = collector.chains(reasons)
+            if noise:
+                means = _mean_noise(*noise)
+                means["dof"] = len(noise) * request.chains * (NOISE_GRADIENTS - 1.0)
+                if isinstance(kernel, Kinetic):
+                    means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
+                chains = dataclasses.replace(chains, noise=means)
+            fine, work, heat = ~chains.diagnostics.diverged, chains.work, chains.heat
+            if request.tuned and fine.any() and work is not None and heat is not None:
+                readings = {"work": work[fine], "heat": heat[fine]}
+                draws = Draws(kernel, chains.energies[fine], readings, chains.noise)
+                bias = bias_of_steps(draws, coarse, parameters)
+                chains = dataclasses.replace(chains, step_bias=bias)
+            reading = read(chains, parameters, request.baseline == "full")
+            if request.draws is not None or not going or chains.diagnostics.diverged.any():
+                break
+            if reading.drifting and runner.gradients_spent < lengths.most // 2:
+                collector, noise = dataclasses.replace(collector), []  # what was drawn is burn-in
+            elif request.is_met(reading) and _is_trusted(chains, reading, request, lengths):
+                break
+    finally:
+        runner.close()
+    spent = False
+    if request.draws is None:
+        reasons["draws"] = f"{request.goal}, up to {lengths.most} steps a chain"
+        trusted = _is_trusted(chains, reading, request, lengths)
+        spent = not (trusted and request.is_met(reading))
+    chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
+    full = read(chains, parameters, True) if request.baseline == "both" else None
+    return SamplingRun(chains, reading, spent, full)
 
-    At equilibrium the mean Hessian of nβL is E[f·gᵀ] with f = nβ∇L and g = ∇U, by integration by
-    parts. With f and g seen as matrices F and G, the mean of F·Gᵀ is the Hessian summed over
-    columns, that of Fᵀ·G over rows. Where f and g come from independent batches, their noise
-    averages out.
-    """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], like: Tensor) -> None:
-        matrices = ((shape[0], math.prod(shape[1:])) if shape else (1, 1) for shape in shapes)
-        self.shapes = tuple(matrices)
-
-        def square(size: int) -> Tensor | None:
-            return like.new_zeros(size, size) if 1 < size <= LARGEST_SIDE else None
-
-        self._sides = [(square(h) if w > 1 else None, square(w)) for h, w in self.shapes]
-        self.totals = torch.zeros(len(self.shapes), dtype=torch.float64)
-        self._count, self._like = 0, like
-
-    def add(self, data: Tensor, force: Tensor) -> None:
-        """Count nβ∇L and ∇U, (vectors, P) each."""
-        self._count += len(data)
-        begin = 0
-        sides = zip(self.shapes, self._sides, strict=True)
-        for index, (shape, (rows, columns)) in enumerate(sides):
-            part = slice(begin, begin := begin + math.prod(shape))
-            first, second = (vectors[:, part].unflatten(-1, shape) for vectors in (data, force))
-            self.totals[index] += float((first * second).sum())
-            if rows is not None:
-                rows += torch.einsum("kiw,kjw->ij", first, second)
-            if columns is not None:
-                columns += torch.einsum("khi,khj->ij", first, second)
-
-    def scale(self, localization: float) -> KroneckerScale:
-        """S with (S·Sᵀ)⁻¹ about nβH + γ, tensor by tensor.
-
-        A tensor's Hessian is taken for the Kronecker product of its two sums over its trace. Their
-        eigenvalues are drawn towards their mean by how few vectors there were.
-        """
-        rows, columns, values = [], [], []
-        for (height, width), (over, along), summed in zip(
-            self.shapes, self._sides, self.totals, strict=True
-        ):
-            trace = max(float(summed) / self._count, 0.0)
-            left, ups = self._side(over, height, width, trace)
-            right, downs = self._side(along, width, height, trace)
-            # clamped eigenvalues may come to more than the trace
-            total = max(float(ups.sum()), float(downs.sum()))
-            product = torch.outer(ups, downs) / (total if total > 0 else 1.0)
-            rows.append(left)
-            columns.append(right)
-            values.append((product + localization).rsqrt().flatten())
-        return KroneckerScale(self.shapes, tuple(rows), tuple(columns), torch.cat(values))
-
-    def _side(
-        self, total: Tensor | None, size: int, others: int, trace: float
-    ) -> tuple[Tensor | None, Tensor]:
-        """Eigenvectors and eigenvalues of a side of a tensor; None and their mean unrotated."""
-        mean = trace / max(size, 1)
-        if total is None:
-            return None, self._like.new_full((size,), mean)
-        values, vectors = torch.linalg.eigh((total + total.T) / (2 * self._count))
-        seen = self._count * others
-        share = seen / (seen + size)
-        return vectors, share * values.clamp_min(0) + (1 - share) * mean
+def _is_trusted(
+    chains: Chains, reading: ChainReading, request: SamplingRequest, lengths: Lengths
+) -> bool:
+    """Whether the draws are many and mixed enough for their standard error to be believed."""
+    if np.ptp(chains.energies) == 0:  # a constant loss: nothing fluctuates that could be underrated
+        return True
+    if chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled:
+        return False
+    effective = chains.diagnostics.ess_mean >= request.effort * EFFECTIVE * len(chains)
+    return effective and len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
 
 
 @dataclass(frozen=True)
@@ -196,23 +204,15 @@ def require_enough(request: SamplingRequest) -> None:
     require(request.limit >= least, "max_gradients", expected, got, f"{cure} all count")
 
 
-@dataclass(frozen=True)
-class Draws:
-    """What shows the bias of a kernel's steps: energies, work and heat of its draws, and the noise
-    of batches there.
+def step_gradients(request: SamplingRequest) -> tuple[int, int]:
+    """The fewest and the most gradients of a chain that never rejects: a pilot or trials of the
+    step that is given, the burn-in and the draws.
     """
-
-    kernel: Kernel
-    energies: Array
-    readings: Mapping[str, Array]
-    noise: Mapping[str, float]
-
-
-def _mean_noise(*rounds: Readings) -> dict[str, float]:
-    """The noise of batches (``Runner.noise``), averaged over the chains and several rounds."""
-    return {
-        name: float(np.mean([float(noise[name].mean()) for noise in rounds])) for name in rounds[0]
-    }
+    least = lengths = Lengths.of(request)
+    if request.tuned:
+        least = lengths.shorten(request, 0.0, 1.0 if request.tol is None else LEAST_EFFORT)
+    fewest = least.pilot + least.burn_in + least.coarse + least.round
+    return fewest, lengths.most + EXTRA if request.limit is None else request.limit
 
 
 @dataclass
@@ -583,26 +583,128 @@ class StepPilot:
             self.runner.resize(size, self.runner.setup.plan.accumulate * -(-size // piece))
 
 
-def explained_bias(draws: Draws, share: float, parameters: int) -> tuple[float, float]:
-    """What first-order theory says that finite, noisy steps add to the mean energy, NaN if there is
-    no formula; and the standard deviation of what it leaves out.
+class CurvatureMoments:
+    """Row and column curvature of each tensor, averaged over places where chains have been.
 
-    It is trusted to a quarter of itself. How much of the noise heats the loss and not the
-    localization is known between two bounds only: ``share``, which is right if V does not depend on
-    w, and 1.
+    At equilibrium the mean Hessian of nβL is E[f·gᵀ] with f = nβ∇L and g = ∇U, by integration by
+    parts. With f and g seen as matrices F and G, the mean of F·Gᵀ is the Hessian summed over
+    columns, that of Fᵀ·G over rows. Where f and g come from independent batches, their noise
+    averages out.
     """
-    kernel, raw = draws.kernel, float(draws.energies.mean())
-    if kernel.bias_formula == "none":
-        return math.nan, BIAS_PRIOR_WITHOUT_FORMULA * abs(raw)
-    if kernel.bias_formula == "steps":
-        gamma: Any = kernel.localization
-        work, heat = draws.readings["work"], draws.readings["heat"]
-        _, value = step_shares(kernel.step_size, gamma, work, heat, raw)
-        return value, 0.25 * abs(value) + BIAS_PRIOR * abs(raw)
-    trace, degree = draws.noise["trace"], loss_degree(draws.readings["work"], raw)
-    least, most = (kernel.noise_bias(trace, part, degree, raw, parameters) for part in (share, 1.0))
-    value = (least + most) / 2
-    return value, 0.25 * abs(value) + (most - least) / 2 + BIAS_PRIOR * abs(raw)
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], like: Tensor) -> None:
+        matrices = ((shape[0], math.prod(shape[1:])) if shape else (1, 1) for shape in shapes)
+        self.shapes = tuple(matrices)
+
+        def square(size: int) -> Tensor | None:
+            return like.new_zeros(size, size) if 1 < size <= LARGEST_SIDE else None
+
+        self._sides = [(square(h) if w > 1 else None, square(w)) for h, w in self.shapes]
+        self.totals = torch.zeros(len(self.shapes), dtype=torch.float64)
+        self._count, self._like = 0, like
+
+    def add(self, data: Tensor, force: Tensor) -> None:
+        """Count nβ∇L and ∇U, (vectors, P) each."""
+        self._count += len(data)
+        begin = 0
+        sides = zip(self.shapes, self._sides, strict=True)
+        for index, (shape, (rows, columns)) in enumerate(sides):
+            part = slice(begin, begin := begin + math.prod(shape))
+            first, second = (vectors[:, part].unflatten(-1, shape) for vectors in (data, force))
+            self.totals[index] += float((first * second).sum())
+            if rows is not None:
+                rows += torch.einsum("kiw,kjw->ij", first, second)
+            if columns is not None:
+                columns += torch.einsum("khi,khj->ij", first, second)
+
+    def scale(self, localization: float) -> KroneckerScale:
+        """S with (S·Sᵀ)⁻¹ about nβH + γ, tensor by tensor.
+
+        A tensor's Hessian is taken for the Kronecker product of its two sums over its trace. Their
+        eigenvalues are drawn towards their mean by how few vectors there were.
+        """
+        rows, columns, values = [], [], []
+        for (height, width), (over, along), summed in zip(
+            self.shapes, self._sides, self.totals, strict=True
+        ):
+            trace = max(float(summed) / self._count, 0.0)
+            left, ups = self._side(over, height, width, trace)
+            right, downs = self._side(along, width, height, trace)
+            # clamped eigenvalues may come to more than the trace
+            total = max(float(ups.sum()), float(downs.sum()))
+            product = torch.outer(ups, downs) / (total if total > 0 else 1.0)
+            rows.append(left)
+            columns.append(right)
+            values.append((product + localization).rsqrt().flatten())
+        return KroneckerScale(self.shapes, tuple(rows), tuple(columns), torch.cat(values))
+
+    def _side(
+        self, total: Tensor | None, size: int, others: int, trace: float
+    ) -> tuple[Tensor | None, Tensor]:
+        """Eigenvectors and eigenvalues of a side of a tensor; None and their mean unrotated."""
+        mean = trace / max(size, 1)
+        if total is None:
+            return None, self._like.new_full((size,), mean)
+        values, vectors = torch.linalg.eigh((total + total.T) / (2 * self._count))
+        seen = self._count * others
+        share = seen / (seen + size)
+        return vectors, share * values.clamp_min(0) + (1 - share) * mean
+
+
+def _mean_noise(*rounds: Readings) -> dict[str, float]:
+    """The noise of batches (``Runner.noise``), averaged over the chains and several rounds."""
+    return {
+        name: float(np.mean([float(noise[name].mean()) for noise in rounds])) for name in rounds[0]
+    }
+
+
+def _has_escaped(readings: Readings, parameters: int, kernel: Kernel) -> bool:
+    """Whether a chain is not finite, or ten times farther out than the localization allows."""
+    squares = readings["distance"].square()
+    room = 10 * parameters / (kernel.gamma(torch.min) or 1e-12) + 10 * squares[:, :1]
+    return not bool(torch.isfinite(readings["loss"]).all()) or bool((squares > room).any())
+
+
+def reduce_step_size(runner: AnyRunner, most: int) -> tuple[Kernel, str]:
+    """A kernel whose step size is given, reduced until chains stay finite and, for SGLD, steps add
+    no more than half of their energy, or of a regular model's.
+
+    Also a note on what was done, empty where nothing was. The chains are left at the centre.
+    Refused where so many steps, ``most``, or thirty reductions do not find one.
+    """
+    kernel, parameters = runner.kernel, runner.setup.problem.num_parameters
+    given, note, calm, tries = kernel.step_size, "", False, 30
+    window = max(min(25, most // (2 * tries)), 5)
+    for _ in range(max(min(tries, most // (2 * window)), 1)):
+        runner.retune(kernel)
+        readings = runner.advance(2 * window, observe=False)
+        runner.restart()
+        calm = not _has_escaped(readings, parameters, kernel)
+        if calm and kernel.bias_formula == "steps":
+            loss, centre, heat = (readings[name][:, window:] for name in ("loss", "centre", "heat"))
+            energy = kernel.nbeta * float((loss - centre).mean())
+            allowed = 0.5 * max(abs(energy), parameters / 2)  # a regular model's λ is P/2
+            calm = not kernel.step_size / 8 * float(heat.mean()) > allowed
+        if calm:
+            break
+        kernel = dataclasses.replace(kernel, step_size=kernel.step_size / 4)
+        note = f"{given:.3g} made the chains diverge, so it was reduced"
+    got = f"{given:.3g}, at which they diverge, as at {4 * kernel.step_size:.2g}"
+    cure = "leave it out to have it found, raise localization or max_gradients, or train further"
+    require(calm, "step_size", "let the chains stay around the centre", got, cure)
+    return kernel, note
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What shows the bias of a kernel's steps: energies, work and heat of its draws, and the noise
+    of batches there.
+    """
+
+    kernel: Kernel
+    energies: Array
+    readings: Mapping[str, Array]
+    noise: Mapping[str, float]
 
 
 def bias_of_steps(draws: Draws, coarse: Draws | None, parameters: int) -> Estimate:
@@ -640,125 +742,23 @@ def bias_of_steps(draws: Draws, coarse: Draws | None, parameters: int) -> Estima
     return Estimate(formula + weight * difference, math.sqrt(squares))
 
 
-def reduce_step_size(runner: AnyRunner, most: int) -> tuple[Kernel, str]:
-    """A kernel whose step size is given, reduced until chains stay finite and, for SGLD, steps add
-    no more than half of their energy, or of a regular model's.
+def explained_bias(draws: Draws, share: float, parameters: int) -> tuple[float, float]:
+    """What first-order theory says that finite, noisy steps add to the mean energy, NaN if there is
+    no formula; and the standard deviation of what it leaves out.
 
-    Also a note on what was done, empty where nothing was. The chains are left at the centre.
-    Refused where so many steps, ``most``, or thirty reductions do not find one.
+    It is trusted to a quarter of itself. How much of the noise heats the loss and not the
+    localization is known between two bounds only: ``share``, which is right if V does not depend on
+    w, and 1.
     """
-    kernel, parameters = runner.kernel, runner.setup.problem.num_parameters
-    given, note, calm, tries = kernel.step_size, "", False, 30
-    window = max(min(25, most // (2 * tries)), 5)
-    for _ in range(max(min(tries, most // (2 * window)), 1)):
-        runner.retune(kernel)
-        readings = runner.advance(2 * window, observe=False)
-        runner.restart()
-        calm = not _has_escaped(readings, parameters, kernel)
-        if calm and kernel.bias_formula == "steps":
-            loss, centre, heat = (readings[name][:, window:] for name in ("loss", "centre", "heat"))
-            energy = kernel.nbeta * float((loss - centre).mean())
-            allowed = 0.5 * max(abs(energy), parameters / 2)  # a regular model's λ is P/2
-            calm = not kernel.step_size / 8 * float(heat.mean()) > allowed
-        if calm:
-            break
-        kernel = dataclasses.replace(kernel, step_size=kernel.step_size / 4)
-        note = f"{given:.3g} made the chains diverge, so it was reduced"
-    got = f"{given:.3g}, at which they diverge, as at {4 * kernel.step_size:.2g}"
-    cure = "leave it out to have it found, raise localization or max_gradients, or train further"
-    require(calm, "step_size", "let the chains stay around the centre", got, cure)
-    return kernel, note
-
-
-def _has_escaped(readings: Readings, parameters: int, kernel: Kernel) -> bool:
-    """Whether a chain is not finite, or ten times farther out than the localization allows."""
-    squares = readings["distance"].square()
-    room = 10 * parameters / (kernel.gamma(torch.min) or 1e-12) + 10 * squares[:, :1]
-    return not bool(torch.isfinite(readings["loss"]).all()) or bool((squares > room).any())
-
-
-def draw_by_steps(
-    problem: Problem, kernel: Kernel, request: SamplingRequest, plan: ChainPlan, whole: bool
-) -> SamplingRun:
-    """Draw chains of a kernel that never rejects, tuned, burnt in, to the tolerance asked for."""
-    if request.limit is not None:
-        require_enough(request)
-    lengths, parameters, coarse = Lengths.of(request), problem.num_parameters, None
-    runner, mode = make_runner(problem, kernel, request.chains, plan, request.mode)
-    try:
-        if request.tuned:
-            pilot = StepPilot(runner, problem, kernel, lengths, request)
-            kernel, reasons, coarse = pilot.tune(plan.batch_size is not None and not whole)
-            lengths = pilot.lengths
-        else:
-            reasons = {}
-            if kernel.step_size > 0:
-                trials = lengths.most - lengths.burn_in - lengths.round - NOISE_GRADIENTS
-                trials = min(trials, lengths.most // 2)
-                kernel, note = reduce_step_size(runner, trials)
-                reasons = {"step_size": note} if note else {}
-            runner.retune(kernel)
-            for piece in in_pieces("burn-in", lengths.burn_in):
-                runner.skip(piece)
-        # Draw in rounds until the tolerance is met or the steps are taken; at least one round.
-        collector = Collector(runner, mode, request.watch)
-        noise: list[Readings] = []
-        least = -math.inf
-        while (left := lengths.most - runner.gradients_spent - NOISE_GRADIENTS) >= least:
-            least = max(lengths.round // 2, FEWEST_DRAWS)
-            going = collector.draw(max(min(lengths.round, left), FEWEST_DRAWS))
-            if kernel.step_size > 0:
-                noise.append(runner.noise(NOISE_GRADIENTS))
-            chains = collector.chains(reasons)
-            if noise:
-                means = _mean_noise(*noise)
-                means["dof"] = len(noise) * request.chains * (NOISE_GRADIENTS - 1.0)
-                if isinstance(kernel, Kinetic):
-                    means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
-                chains = dataclasses.replace(chains, noise=means)
-            fine, work, heat = ~chains.diagnostics.diverged, chains.work, chains.heat
-            if request.tuned and fine.any() and work is not None and heat is not None:
-                readings = {"work": work[fine], "heat": heat[fine]}
-                draws = Draws(kernel, chains.energies[fine], readings, chains.noise)
-                bias = bias_of_steps(draws, coarse, parameters)
-                chains = dataclasses.replace(chains, step_bias=bias)
-            reading = read(chains, parameters, request.baseline == "full")
-            if request.draws is not None or not going or chains.diagnostics.diverged.any():
-                break
-            if reading.drifting and runner.gradients_spent < lengths.most // 2:
-                collector, noise = dataclasses.replace(collector), []  # what was drawn is burn-in
-            elif request.is_met(reading) and _is_trusted(chains, reading, request, lengths):
-                break
-    finally:
-        runner.close()
-    spent = False
-    if request.draws is None:
-        reasons["draws"] = f"{request.goal}, up to {lengths.most} steps a chain"
-        trusted = _is_trusted(chains, reading, request, lengths)
-        spent = not (trusted and request.is_met(reading))
-    chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
-    full = read(chains, parameters, True) if request.baseline == "both" else None
-    return SamplingRun(chains, reading, spent, full)
-
-
-def _is_trusted(
-    chains: Chains, reading: ChainReading, request: SamplingRequest, lengths: Lengths
-) -> bool:
-    """Whether the draws are many and mixed enough for their standard error to be believed."""
-    if np.ptp(chains.energies) == 0:  # a constant loss: nothing fluctuates that could be underrated
-        return True
-    if chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled:
-        return False
-    effective = chains.diagnostics.ess_mean >= request.effort * EFFECTIVE * len(chains)
-    return effective and len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
-
-
-def step_gradients(request: SamplingRequest) -> tuple[int, int]:
-    """The fewest and the most gradients of a chain that never rejects: a pilot or trials of the
-    step that is given, the burn-in and the draws.
-    """
-    least = lengths = Lengths.of(request)
-    if request.tuned:
-        least = lengths.shorten(request, 0.0, 1.0 if request.tol is None else LEAST_EFFORT)
-    fewest = least.pilot + least.burn_in + least.coarse + least.round
-    return fewest, lengths.most + EXTRA if request.limit is None else request.limit
+    kernel, raw = draws.kernel, float(draws.energies.mean())
+    if kernel.bias_formula == "none":
+        return math.nan, BIAS_PRIOR_WITHOUT_FORMULA * abs(raw)
+    if kernel.bias_formula == "steps":
+        gamma: Any = kernel.localization
+        work, heat = draws.readings["work"], draws.readings["heat"]
+        _, value = step_shares(kernel.step_size, gamma, work, heat, raw)
+        return value, 0.25 * abs(value) + BIAS_PRIOR * abs(raw)
+    trace, degree = draws.noise["trace"], loss_degree(draws.readings["work"], raw)
+    least, most = (kernel.noise_bias(trace, part, degree, raw, parameters) for part in (share, 1.0))
+    value = (least + most) / 2
+    return value, 0.25 * abs(value) + (most - least) / 2 + BIAS_PRIOR * abs(raw)
