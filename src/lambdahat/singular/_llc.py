@@ -1,4 +1,10 @@
-"""``llc``: the learning coefficient at a point, with an error bar and nothing to tune."""
+"""``llc``: the learning coefficient at a point, with an error bar and nothing to tune.
+
+``llc`` fixes nβ and calls ``draw``, which fixes γ and picks the kernel. ``draw_by_steps`` or, for
+HMC, ``draw_by_trajectories`` (both in ``sampling/tuning/``) tunes what was not given, burns in, and
+draws until the error is small enough. The last reading of the chains becomes λ̂, with its status
+and its sensitivity to γ and nβ.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,10 @@ Every such kernel is tuned by one number, the time step h, in which a direction 
 oscillates or relaxes and which must stay below 2/√(largest curvature of U). The curvature is
 measured where the chains go, not only at w*. The bias that is left is measured by two time steps, h
 and 2h: the burn-in ends with draws at 2h, the rest are at h.
+
+``draw_by_steps`` goes from start to end: a pilot (``StepPilot.tune``) or, where the step size is
+given, trials of it (``reduce_step_size``); the burn-in; and rounds of draws, each followed by a
+reading of λ̂ less the bias of the steps (``bias_of_steps``).
 """
 
 from __future__ import annotations
