@@ -44,7 +44,7 @@ from lambdahat.report.style import minus
 from lambdahat.results import Result, Status
 from lambdahat.results.charts import Chart, Series, charts_of, count_text, label_text
 from lambdahat.results.measurement import Measurement
-from lambdahat.training.history import Run, parse_rows
+from lambdahat.training.history import Run, is_finite, parse_rows
 from lambdahat.training.trackers import is_failure
 
 ROWS = 600  # of one kind that are drawn: of more, every second, fourth, …
@@ -288,7 +288,7 @@ class RunSource(LiveSource):
         trackers = [key.removesuffix("_status") for key in last if key.endswith("_status")]
         for key in (*shown, *LABELS):
             value = last.get(key)
-            if not isinstance(value, int | float) or not math.isfinite(value):
+            if not is_finite(value):
                 continue
             error = last.get(f"{key}_stderr")
             text = _short(value, error if isinstance(error, int | float) else math.nan)

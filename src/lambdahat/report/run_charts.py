@@ -17,7 +17,7 @@ from lambdahat.randommatrix.advice_rules import GRADIENT, AdviceRequest, expecte
 from lambdahat.randommatrix.noise_levels import BatchLevels, NoiseLevels
 from lambdahat.randommatrix.rate_limits import propagate
 from lambdahat.randommatrix.spikes import Additive, effective_batch, noise_scale
-from lambdahat.results import Estimate, student_quantile
+from lambdahat.results import NORMAL_QUANTILE, Estimate
 from lambdahat.results.charts import (
     INTERVAL,
     Chart,
@@ -31,7 +31,7 @@ from lambdahat.results.charts import (
     is_wide,
     with_status,
 )
-from lambdahat.training.history import Run
+from lambdahat.training.history import Run, is_finite
 from lambdahat.training.trackers import is_failure
 
 LOSSES = {"loss": "training", "validation_loss": "validation"}
@@ -97,11 +97,11 @@ def _(run: Run) -> list[Chart]:
 
 
 def _curve(run: Run, name: str, text: str) -> Series | None:
-    rows = [row for row in run.history if _finite(row.get(name))]
+    rows = [row for row in run.history if is_finite(row.get(name))]
     if not rows:
         return None
     errors = [row.get(f"{name}_stderr", math.nan) for row in rows]
-    half = [student_quantile(0.95, math.inf) * error if _finite(error) else 0.0 for error in errors]
+    half = [NORMAL_QUANTILE * error if is_finite(error) else 0.0 for error in errors]
     x, y = ([row[column] for row in rows] for column in ("progress", name))
     error = half if max(half) > UNSEEN * float(np.ptp(y)) else None
     if name.endswith("_threshold"):
@@ -116,8 +116,10 @@ def _stability(run: Run, columns: Mapping[str, str], most: float) -> list[Series
     """2/α, the largest eigenvalue at which steps of gradient descent are stable; nothing where it
     is more than ``most`` times the largest, for it would squeeze the others.
     """
-    rows = [row for row in run.history if any(_finite(row.get(name)) for name in columns)]
-    known = [row for row in rows if _finite(row.get("learning_rate")) and row["learning_rate"] > 0]
+    rows = [row for row in run.history if any(is_finite(row.get(name)) for name in columns)]
+    known = [
+        row for row in rows if is_finite(row.get("learning_rate")) and row["learning_rate"] > 0
+    ]
     largest = max((row.get(name, 0.0) for row in known for name in columns), default=0.0)
     limits = [2 / row["learning_rate"] for row in known]
     if not known or min(limits) > most * largest:
@@ -149,11 +151,11 @@ def _spectra(run: Run) -> list[Chart]:
 
 @headline_of.register
 def _(run: Run, name: str) -> str:
-    losses = [row["loss"] for row in run.history if _finite(row.get("loss"))]
+    losses = [row["loss"] for row in run.history if is_finite(row.get("loss"))]
     if not losses:
         return "No epoch was finished"
     fell = f"Training loss {losses[0]:.4g} → {losses[-1]:.4g} in {count_text(len(run), 'epoch')}"
-    best = {key: run.best[key] for key in ACCURACIES if _finite(run.best.get(key))}
+    best = {key: run.best[key] for key in ACCURACIES if is_finite(run.best.get(key))}
     accuracies = [f"{ACCURACIES[key]} accuracy {value:.4g}" for key, value in best.items()]
     return "; ".join([fell, *accuracies])
 
@@ -174,7 +176,7 @@ def tracked_panels(run: Run, aside: set[str]) -> dict[str, list[str]]:
     )
     panels: dict[str, list[str]] = {}
     for name in names:
-        if any(_finite(row.get(name)) for row in run.history):
+        if any(is_finite(row.get(name)) for row in run.history):
             panels.setdefault(_label([name], name) + _at_gamma(run, name), []).append(name)
     return panels
 
@@ -204,15 +206,11 @@ def _label(columns: list[str], name: str) -> str:
 def _at_gamma(run: Run, name: str) -> str:
     """At which localization a quantity was measured, for the label of its panel; often nothing."""
     values = [row.get(f"{name}_localization") for row in run.history]
-    known = sorted({float(gamma) for gamma in values if gamma is not None and _finite(gamma)})
+    known = sorted({float(gamma) for gamma in values if gamma is not None and is_finite(gamma)})
     if not known:
         return ""
     span = f"= {known[0]:.3g}" if len(known) == 1 else f"from {known[0]:.3g} to {known[-1]:.3g}"
     return f", γ {span}"
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 @charts_of.register

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from torch import Tensor
@@ -60,7 +60,7 @@ class Run(Result):
         """One quantity over the run: epochs, fractions between them included, and values."""
         known = dict.fromkeys(key for row in self.history for key in row)
         require_choice(name, "name", list(known))
-        rows = [row for row in self.history if _is_finite(row.get(name))]
+        rows = [row for row in self.history if is_finite(row.get(name))]
         progress, values = ([row[key] for row in rows] for key in ("progress", name))
         return np.array(progress, float), np.array(values, float)
 
@@ -70,7 +70,7 @@ class Run(Result):
     def __str__(self) -> str:
         last = self.epochs[-1] if self.epochs else {}
         names = ("loss", "accuracy", "validation_loss", "validation_accuracy")
-        known = [f"{name} {last[name]:.4g}" for name in names if _is_finite(last.get(name))]
+        known = [f"{name} {last[name]:.4g}" for name in names if is_finite(last.get(name))]
         parts = [f"{len(self)} epochs", *known]
         text = ", ".join(parts) + ("" if self.ended == "epochs" else f" ({self.ended})")
         return text if self.status.ok else f"{text} [{self.status.name}: {self.status.value}]"
@@ -113,7 +113,7 @@ class BestSoFar:
                 f" {self.metric!r}; a validation metric needs validation="
             )
         sign = -1.0 if self.metric.endswith("accuracy") else 1.0
-        better = _is_finite(value)
+        better = is_finite(value)
         if better and self.row:
             better = sign * (self.row[self.metric] - value) > self.least
         self.row, self.waited = (dict(row), 0) if better else (self.row, self.waited + 1)
@@ -128,7 +128,8 @@ class BestSoFar:
         self.row, self.waited = dict(state["row"]), state["waited"]
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Whether an entry of a row is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
