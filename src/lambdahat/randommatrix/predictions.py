@@ -480,20 +480,20 @@ def predict(
     least, most = (float(width) for width in here.base.extreme_spreads)
     separates_at, signal_at = here.measure(batches)
     return BatchPrediction(
-        int(batch_size),
-        population,
-        effective,
-        chosen,
-        largest,
-        smallest,
-        most,
-        least,
-        (low, high),
-        tuple(PredictedOutlier(*parts) for parts in outliers),
-        separates_at,
-        signal_at,
-        exponent,
-        _regime(noise, here.base, exponent),
+        batch_size=int(batch_size),
+        population=population,
+        effective=effective,
+        model=chosen,
+        largest=largest,
+        smallest=smallest,
+        spread=most,
+        smallest_spread=least,
+        edges=(low, high),
+        outliers=tuple(PredictedOutlier(*parts) for parts in outliers),
+        separates_at=separates_at,
+        signal_at=signal_at,
+        exponent=exponent,
+        regime=_regime(noise, here.base, exponent),
     )
 
 

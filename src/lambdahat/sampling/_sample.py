@@ -188,21 +188,21 @@ class Collector:
             energies: Array = kernel.nbeta * (arrays["loss"] - arrays["centre"])
         diagnostics = diagnose(energies, arrays["distance"], acceptance, bounded)
         return Chains(
-            arrays["loss"],
-            arrays["centre"],
-            arrays["distance"],
-            arrays["acceptance"],
-            type(kernel).__name__,
-            kernel.step_size,
-            kernel.nbeta,
-            kernel.localization,  # type: ignore[arg-type]
-            setup.centre_loss,
-            setup.problem.num_samples,
-            runner.batch_size,
-            runner.steps - plan.thin * energies.shape[1],  # the burn-in
-            plan.thin,
-            self.mode,
-            diagnostics,
+            losses=arrays["loss"],
+            centre_losses=arrays["centre"],
+            distances=arrays["distance"],
+            acceptances=arrays["acceptance"],
+            kernel=type(kernel).__name__,
+            step_size=kernel.step_size,
+            nbeta=kernel.nbeta,
+            localization=kernel.localization,  # type: ignore[arg-type]
+            initial_loss=setup.centre_loss,
+            num_samples=setup.problem.num_samples,
+            batch_size=runner.batch_size,
+            burn_in=runner.steps - plan.thin * energies.shape[1],
+            thin=plan.thin,
+            mode=self.mode,
+            diagnostics=diagnostics,
             full_losses=arrays.get("full"),
             recycled_losses=arrays.get("recycled"),
             forces=arrays.get("force"),

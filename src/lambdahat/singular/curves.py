@@ -395,18 +395,20 @@ def sweep(
     cells = [cell(run, problem.num_parameters) for run in runs]
     statuses = [each.status for each in cells]
     return Sweep(
-        steps,
-        np.array([nbeta for nbeta, _ in levels]),
-        tuple(name for _, name in levels),
-        np.array([float(each) for each in cells]).reshape(shape),
-        np.array([float(each.stderr) for each in cells]).reshape(shape),
-        np.array([run.diagnostics.acceptance for run in runs]).reshape(shape),
-        tuple(tuple(statuses[i : i + shape[1]]) for i in range(0, len(statuses), shape[1])),
-        (result.step_size, result.nbeta),
-        Estimate(result.value, result.stderr, result.cost, result.status, result.dof),
-        result.localization,
-        chosen.batch_size,
-        sum(run.cost for run in runs),
+        step_sizes=steps,
+        nbetas=np.array([nbeta for nbeta, _ in levels]),
+        temperatures=tuple(name for _, name in levels),
+        values=np.array([float(each) for each in cells]).reshape(shape),
+        stderr=np.array([float(each.stderr) for each in cells]).reshape(shape),
+        acceptance=np.array([run.diagnostics.acceptance for run in runs]).reshape(shape),
+        statuses=tuple(
+            tuple(statuses[i : i + shape[1]]) for i in range(0, len(statuses), shape[1])
+        ),
+        chosen=(result.step_size, result.nbeta),
+        coefficient=Estimate(result.value, result.stderr, result.cost, result.status, result.dof),
+        localization=result.localization,
+        batch_size=chosen.batch_size,
+        cost=sum(run.cost for run in runs),
     )
 
 
