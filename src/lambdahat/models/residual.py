@@ -14,25 +14,37 @@ from lambdahat.models.model_registry import register_model
 from lambdahat.models.perceptrons import dropouts
 
 
-class Bottleneck(nn.Module):
+class Residual(nn.Module):
+    """shortcut(x) + branch(x)."""
+
+    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.branch, self.shortcut = branch, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.shortcut(x) + self.branch(x)
+        return out
+
+
+class Bottleneck(Residual):
     """relu(shortcut(x) + branch(x)): convolutions 1 × 1, 3 × 3 (stride, groups), 1 × 1, with bn."""
 
     def __init__(self, inputs: int, inner: int, outputs: int, stride: int, groups: int = 1) -> None:
-        super().__init__()
-        self.branch = nn.Sequential(
+        branch = nn.Sequential(
             *(nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU()),
             nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False),
             *(nn.BatchNorm2d(inner), nn.ReLU()),
             *(nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)),
         )
-        self.shortcut: nn.Module = nn.Identity()
+        shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+            shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+        super().__init__(branch, shortcut)
         self.activation = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.activation(self.shortcut(x) + self.branch(x))
+        out: Tensor = self.activation(super().forward(x))
         return out
 
 
@@ -133,23 +145,21 @@ def _preactivation(
 EXPANSION = 4
 
 
-class PreactivationBottleneck(nn.Module):
+def _shortcut(inputs: int, outputs: int, stride: int, bias: bool = False) -> nn.Module:
+    """The identity, or a 1 × 1 convolution where the shape changes."""
+    same = stride == 1 and inputs == outputs
+    return nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=bias)
+
+
+def _bottleneck(inputs: int, width: int, stride: int) -> Residual:
     """x + W₃ relu(bn(W₂ relu(bn(W₁ relu(bn(x)))))), with 1 × 1, 3 × 3 and 1 × 1 convolutions."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        outputs = EXPANSION * width
-        self.branch = nn.Sequential(
-            *(nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, width, 1, bias=False)),
-            *(nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 3, stride, 1, bias=False)),
-            *(nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, outputs, 1, bias=False)),
-        )
-        same = stride == 1 and inputs == outputs
-        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.shortcut(x) + self.branch(x)
-        return out
+    outputs = EXPANSION * width
+    branch = nn.Sequential(
+        *(nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, width, 1, bias=False)),
+        *(nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 3, stride, 1, bias=False)),
+        *(nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, outputs, 1, bias=False)),
+    )
+    return Residual(branch, _shortcut(inputs, outputs, stride))
 
 
 @register_model("preresnet164", "images", "pre-activation ResNet-164", {100: 1_726_388}, depth=164)
@@ -170,27 +180,19 @@ def preresnet(
     require(rest == 0 and blocks > 0, "depth", "be 9n + 2, such as 110 or 164", repr(depth))
     with torch.device("meta"):
         stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        model = _preactivation(stem, 16, blocks, PreactivationBottleneck, EXPANSION, classes)
+        model = _preactivation(stem, 16, blocks, _bottleneck, EXPANSION, classes)
     return initialize(model, seed, f"preresnet{depth}", he)
 
 
-class WideBlock(nn.Module):
+def _wide_block(inputs: int, outputs: int, stride: int, bias: bool, dropout: float) -> Residual:
     """x + W₂ relu(bn(W₁ relu(bn(x)))), both convolutions 3 × 3; the second has the stride."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, bias: bool, dropout: float) -> None:
-        super().__init__()
-        self.branch = nn.Sequential(
-            *(nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, outputs, 3, 1, 1, bias=bias)),
-            *(make() for make in dropouts(dropout)),
-            *(nn.BatchNorm2d(outputs), nn.ReLU()),
-            nn.Conv2d(outputs, outputs, 3, stride, 1, bias=bias),
-        )
-        same = stride == 1 and inputs == outputs
-        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.shortcut(x) + self.branch(x)
-        return out
+    branch = nn.Sequential(
+        *(nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, outputs, 3, 1, 1, bias=bias)),
+        *(make() for make in dropouts(dropout)),
+        *(nn.BatchNorm2d(outputs), nn.ReLU()),
+        nn.Conv2d(outputs, outputs, 3, stride, 1, bias=bias),
+    )
+    return Residual(branch, _shortcut(inputs, outputs, stride, bias))
 
 
 @register_model(
@@ -220,7 +222,7 @@ def wide_resnet(
     blocks, rest = divmod(depth - 4, 6)
     require(rest == 0 and blocks > 0, "depth", "be 6n + 4, such as 28", repr(depth))
     require_count(width, "width")
-    make = partial(WideBlock, bias=bias, dropout=dropout)
+    make = partial(_wide_block, bias=bias, dropout=dropout)
     with torch.device("meta"):
         stem = nn.Conv2d(channels, 16, 3, padding=1, bias=bias)
         model = _preactivation(stem, 16 * width, blocks, make, 1, classes)
