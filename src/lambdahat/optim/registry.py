@@ -75,7 +75,7 @@ def require_options(
 ) -> None:
     """Raise unless ``options`` are what ``kind`` takes after ``first`` arguments, and complete."""
     known = dict(list(inspect.signature(kind).parameters.items())[first:])
-    names = ", ".join(known)
+    names = ", ".join(known) or "none"
     for option, value in options.items():
         require(option in known, f"options of {name!r}", f"be among {names}", option)
         require_like(value, known[option].default, option, str(known[option].annotation))

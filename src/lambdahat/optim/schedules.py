@@ -7,7 +7,6 @@ has the same bits. Call its ``step()`` once per epoch; to change the rate every 
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lambdahat._core import check
+from lambdahat.optim.registry import require_options
 
 
 def linear_decay(optimizer: Optimizer, epochs: int, ratio: float = 0.01) -> LRScheduler:
@@ -86,15 +86,7 @@ SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
 def make_schedule(name: str, optimizer: Optimizer, epochs: int, **settings: Any) -> LRScheduler:
     """A schedule by its name in ``SCHEDULES``, with the ``settings`` of its factory."""
     make = SCHEDULES[check.require_choice(name, "name", SCHEDULES)]
-    known = dict(list(inspect.signature(make).parameters.items())[2:])
-    names = ", ".join(known) or "none"
-    for key in settings:
-        check.require(key in known, f"settings of {name!r}", f"be among {names}", repr(key))
-    for key, parameter in known.items():
-        given = parameter.default is not parameter.empty or key in settings
-        check.require(given, f"settings of {name!r}", f"include {key}", settings)
-        if key in settings:
-            check.require_like(settings[key], parameter.default, key, str(parameter.annotation))
+    require_options(make, name, settings, first=2)
     return make(optimizer, epochs, **settings)
 
 
