@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy
@@ -486,6 +486,8 @@ class Chains(Result):
     virial ("heat"); "dof" are the degrees of freedom of these variances. Where ``reasons`` has a
     mass, ``step_size``, ``forces``, ``heat`` and the "trace" are in its coordinates.
     """
+
+    axes: ClassVar[tuple[str, ...]] = ("chain", "draw")
 
     losses: Array
     centre_losses: Array

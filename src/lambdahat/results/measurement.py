@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -55,12 +55,6 @@ class Measurement(Result):
             if isinstance(result, Result):
                 result.save(folder / f"{name}.json")
         return super().save(folder / "measurement.json")
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read the folder that ``save`` wrote."""
-        folder = Path(path)
-        return super().load(folder / "measurement.json" if folder.is_dir() else folder)
 
 
 @dataclass(frozen=True)
@@ -182,16 +176,39 @@ def frame_of(result: Result) -> Any:
         from pandas import DataFrame  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError("frame() needs pandas: pip install pandas") from error
+    return DataFrame(rows_of(result))
+
+
+def rows_of(result: Result) -> list[dict[str, Any]]:
+    """The table of a result; of one that holds arrays alone, its columns; else its fields.
+
+    Columns are the arrays of the most common shape. Those of several dimensions are flattened,
+    with the place of each element beside them, or what an array along these dimensions says of it.
+    """
     if rows := result.table():
-        return DataFrame(rows)
+        return rows
     fields = dataclasses.fields(result)  # type: ignore[arg-type]
     values = {part.name: getattr(result, part.name) for part in fields}
-    values = {k: x for k, x in values.items() if isinstance(x, Tensor | np.ndarray)}
-    plain = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in values.items()}
-    arrays = {name: np.array(value) for name, value in plain.items()}
-    flat = {name: array for name, array in arrays.items() if array.ndim == 1 and array.size}
-    length = len(next(iter(flat.values()), ()))
-    return DataFrame({name: array for name, array in flat.items() if len(array) == length})
+    arrays = {
+        name: np.array(value.tolist() if isinstance(value, Tensor) else value)
+        for name, value in values.items()
+        if isinstance(value, Tensor | np.ndarray)
+    }
+    shapes = [array.shape for array in arrays.values() if array.size and array.ndim]
+    if not shapes:
+        plain = {name: x for name, x in values.items() if isinstance(x, int | float | str)}
+        return [plain] if plain else []
+    shape = max(shapes, key=lambda one: (shapes.count(one), len(one)))
+    columns: dict[str, Any] = {}
+    if len(shape) > 1:
+        along = [name for name, array in arrays.items() if {array.shape} == {(n,) for n in shape}]
+        for axis, places in enumerate(np.indices(shape)):
+            known = {f"{name}_{axis + 1}": arrays[name][places] for name in along}
+            name = result.axes[axis] if axis < len(result.axes) else f"axis_{axis + 1}"
+            columns |= known or {name: places}
+    columns |= {name: array for name, array in arrays.items() if array.shape == shape}
+    flat = {name: column.ravel().tolist() for name, column in columns.items()}
+    return [dict(zip(flat, row, strict=True)) for row in zip(*flat.values(), strict=True)]
 
 
 LEFT = 'style="text-align: left; vertical-align: top"'
