@@ -835,3 +835,14 @@ def test_a_number_in_latex_has_the_digits_of_its_error():
     assert r"$4.12346$" in Estimate(4.123456).to_latex()
     named = Measurement({"50%_of": Estimate(1.0, 30.0)}).to_latex()
     assert r"50\%\_of & $1 \pm 30$" in named
+
+
+def test_pairs_are_taken_by_place_and_estimates_formatted_as_numbers():
+    pairs = EXAMPLES["Eigenpairs"]
+    (value, vector), expected = pairs[1], list(pairs)[1]
+    assert float(value) == float(expected[0])
+    assert torch.equal(vector, expected[1])
+    with pytest.raises(IndexError):
+        pairs[len(pairs)]
+    estimate = Estimate(4.1234, 0.14)
+    assert (f"{estimate:.2f}", f"{estimate}") == ("4.12", str(estimate))

@@ -60,6 +60,10 @@ class Estimate(Result):
     def __float__(self) -> float:
         return float(self.value)
 
+    def __format__(self, spec: str) -> str:
+        """The value alone in a given format; without one, the value with its error."""
+        return format(float(self), spec) if spec else str(self)
+
     def __str__(self) -> str:
         if isinstance(self.value, Tensor):
             return f"Estimate of shape {tuple(self.value.shape)}"
@@ -97,6 +101,11 @@ class Eigenpairs(Result):
 
     def __len__(self) -> int:
         return int(self.values.numel())
+
+    def __getitem__(self, place: int) -> tuple[Estimate, Tensor]:
+        """The eigenvalue at a place, counted from 0, and its vector."""
+        value, residual = float(self.values[place]), float(self.residuals[place])
+        return Estimate(value, residual), self.vectors[:, place]
 
     def __iter__(self) -> Iterator[tuple[Estimate, Tensor]]:
         for value, residual, vector in zip(
