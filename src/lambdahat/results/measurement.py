@@ -91,7 +91,8 @@ class Comparison(Result):
         about other trainings.
         """
         pairs = zip(self._parts(quantity, name), self._parts(quantity, other), strict=True)
-        return _mean([_less(one, two) for one, two in pairs])
+        bounds = quantity.startswith("eigenvalues")
+        return _mean([_less(one, two, bounds) for one, two in pairs])
 
     def _parts(self, quantity: str, name: str) -> tuple[Estimate, ...]:
         require_choice(quantity, "quantity", self.readings)
@@ -130,8 +131,10 @@ class Comparison(Result):
         return "\n".join([*lines, *([f"at {given}"] if given else [])])
 
 
-def _less(one: Estimate, two: Estimate) -> Estimate:
-    """The difference of two independent estimates, with Welch's degrees of freedom."""
+def _less(one: Estimate, two: Estimate, bounds: bool) -> Estimate:
+    """The difference of two independent estimates, with Welch's degrees of freedom; errors that are
+    ``bounds`` add up.
+    """
     squares = [float(each.stderr) ** 2 for each in (one, two)]
     pairs = zip(squares, (one.dof, two.dof), strict=True)
     parts = [square**2 / dof for square, dof in pairs if 0 < square < math.inf]
@@ -139,7 +142,8 @@ def _less(one: Estimate, two: Estimate) -> Estimate:
     dof = total**2 / math.fsum(parts) if math.isfinite(total) and any(parts) else math.inf
     status = two.status if one.status.ok else one.status
     # less a lower bound, whose error is infinite, the difference is no lower bound
-    error = math.nan if squares[1] == math.inf else math.sqrt(total)
+    error = float(one.stderr) + float(two.stderr) if bounds else math.sqrt(total)
+    error = math.nan if squares[1] == math.inf else error
     return Estimate(float(one) - float(two), error, one.cost + two.cost, status, max(dof, 1.0))
 
 
