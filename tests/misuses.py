@@ -204,7 +204,26 @@ DATA: dict[str, Row] = {
         TypeError,
         r"one-shot iterator; pass list\(data\)",
     ),
-    "file name": (lambda: problem(data="mnist"), ValueError, "data must have one tensor or more"),
+    "file name": (
+        lambda: problem(data="mnist"),
+        TypeError,
+        r"data must be a Dataset.*got 'mnist'; lambdahat\.data\.load",
+    ),
+    "train and test": (
+        lambda: problem(data=lh.data.load("digits")),
+        TypeError,
+        r"got a train and a test set; pass data\.train",
+    ),
+    "integer inputs": (
+        lambda: problem(data=(torch.ones(N, 4, dtype=torch.long), Y)),
+        RuntimeError,
+        r"with torch\.float32 parameters.*not integers: call \.float\(\)",
+    ),
+    "a single sample in a batch of batch norm": (
+        lambda: problem(batchnorm(), norm="train", batch_size=3),
+        ValueError,
+        "more than one sample in each batch.*got one sample in batch 3.*batch_size",
+    ),
     "no data": (
         lambda: problem(data=None),
         TypeError,
@@ -276,7 +295,7 @@ DATA: dict[str, Row] = {
     "inputs of another dtype": (
         lambda: problem(data=(X.double(), Y)),
         RuntimeError,
-        "first batch.*float64.*dtype= casts",
+        "first batch.*float64.*dtype=torch.float32 casts",
     ),
     "inputs of another width": (
         lambda: problem(data=(X[:, :2], Y)),
@@ -306,6 +325,16 @@ DATA: dict[str, Row] = {
 }
 
 LOSSES: dict[str, Row] = {
+    "AttributeError inside": (
+        lambda: problem(loss=lambda z, y: z.no_such_thing()),
+        AttributeError,
+        "lambdahat: raised at the first batch",
+    ),
+    "misspelt": (
+        lambda: problem(loss="cros_entropy"),
+        ValueError,
+        'did you mean .cross_entropy.\\?; "model" takes',
+    ),
     "reduction=sum": (
         lambda: problem(loss=nn.CrossEntropyLoss(reduction="sum")),
         ValueError,
@@ -968,6 +997,16 @@ OPERATORS: dict[str, Row] = {
 }
 
 ESTIMATORS: dict[str, Row] = {
+    "a function of tensors": (
+        lambda: lh.trace_function(A, torch.log),
+        TypeError,
+        "function must take a NumPy array of eigenvalues.*numpy.log",
+    ),
+    "samples of an exact Fisher": (
+        lambda: lh.fisher(MLP, samples=3),
+        ValueError,
+        "samples must be left out for kind='exact', which draws none, got 3",
+    ),
     "depth of 0": (
         lambda: lh.spectrum(A, depth=0),
         ValueError,

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 import lambdahat as lh
 from lambdahat.cli.app import app
+from lambdahat.results import Estimate
+from lambdahat.results.measurement import Comparison
 
 N, P = 64, 3
 
@@ -316,3 +318,11 @@ def test_the_mean_over_seeds_of_lower_bounds_is_one():
     assert float(found.value("norm", "a").stderr) == pytest.approx(0.1)
     assert found.difference("norm", "b", "a").stderr == math.inf
     assert math.isnan(float(found.difference("norm", "a", "b").stderr))
+
+
+def test_bounds_of_eigenvalues_add_up():
+    one, two = Estimate(3.0, 0.25), Estimate(1.0, 0.5)
+    readings = {name: {"a": (one,), "b": (two,)} for name in ("eigenvalues[1]", "trace")}
+    found = Comparison(readings)
+    assert float(found.difference("eigenvalues[1]", "a", "b").stderr) == 0.75
+    assert float(found.difference("trace", "a", "b").stderr) == pytest.approx(math.hypot(0.25, 0.5))

@@ -504,3 +504,19 @@ def test_every_quantity_forecasts_its_work(name):
     assert work.vectors_bytes > 0
     assert work.unit in ("products", "gradients", "losses")
     assert (work.samples > 0) == (work.unit == "gradients")
+
+
+def test_settings_of_chains_do_not_bar_a_folder_without_chains(tmp_path):
+    measure(a_problem(), "trace", folder=tmp_path)
+    short = {"draws": 20, "burn_in": 5, "step_size": 1e-5, "kernel": "sgld"}
+    both = measure(a_problem(), ("trace", "llc"), sampling=short, folder=tmp_path)
+    assert set(both.results) == {"trace", "llc"}
+    with pytest.raises(ValueError, match="folder must hold results of this run, with sampling"):
+        measure(a_problem(), "llc", sampling={**short, "draws": 30}, folder=tmp_path)
+
+
+def test_settings_of_chains_that_come_by_themselves_are_named():
+    with pytest.raises(TypeError, match=r"sampling must hold .* pass sampling=\{'draws': …\}"):
+        measure(a_problem(), "trace", draws=20)
+    with pytest.raises(TypeError, match="problems must be a dict of two or more names"):
+        lh.compare(a_problem(), a_problem())

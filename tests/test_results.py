@@ -797,6 +797,8 @@ def test_every_result_leaves_as_frame_latex_and_dict(name):
     if rows:
         assert frame["value"].tolist() == pytest.approx([r["value"] for r in rows], nan_ok=True)
         assert latex.count(r"\\") == len(rows) + 1
+    assert not frame.empty, "a result has something to show"
+    assert latex.count(r"\\") == len(frame) + 1
     assert latex.startswith(r"\begin{tabular}")
     assert set(result.to_dict()) == {field.name for field in dataclasses.fields(result)}
 
@@ -807,8 +809,40 @@ def test_a_density_is_a_frame_of_its_arrays():
     assert frame["grid"].tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
 
 
+def test_arrays_of_several_dimensions_are_a_frame_with_the_places_of_their_elements():
+    loss = np.arange(9.0).reshape(3, 3)
+    plane = Landscape(np.array([-1.0, 0.0, 1.0]), loss).frame()
+    assert list(plane.columns) == ["offsets_1", "offsets_2", "loss"]
+    assert plane[(plane.offsets_1 == 0) & (plane.offsets_2 == 1)].loss.item() == loss[1, 2]
+    chains = EXAMPLES["Chains"]
+    frame = chains.frame()
+    assert list(frame.columns[:3]) == ["chain", "draw", "losses"]
+    assert frame[(frame.chain == 1) & (frame.draw == 2)].losses.item() == chains.losses[1, 2]
+
+
+def test_any_result_that_is_a_folder_is_read_by_the_base_class(tmp_path):
+    Measurement({"trace": Estimate(2.0)}).save(tmp_path / "measured")
+    loaded = Result.load(tmp_path / "measured")
+    assert isinstance(loaded, Measurement)
+    assert float(loaded["trace"]) == 2.0
+    (tmp_path / "other").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"a folder without measurement\.json"):
+        Result.load(tmp_path / "other")
+
+
 def test_a_number_in_latex_has_the_digits_of_its_error():
     assert r"$4.12 \pm 0.14$" in Estimate(4.123456, 0.1402).to_latex()
     assert r"$4.12346$" in Estimate(4.123456).to_latex()
     named = Measurement({"50%_of": Estimate(1.0, 30.0)}).to_latex()
     assert r"50\%\_of & $1 \pm 30$" in named
+
+
+def test_pairs_are_taken_by_place_and_estimates_formatted_as_numbers():
+    pairs = EXAMPLES["Eigenpairs"]
+    (value, vector), expected = pairs[1], list(pairs)[1]
+    assert float(value) == float(expected[0])
+    assert torch.equal(vector, expected[1])
+    with pytest.raises(IndexError):
+        pairs[len(pairs)]
+    estimate = Estimate(4.1234, 0.14)
+    assert (f"{estimate:.2f}", f"{estimate}") == ("4.12", str(estimate))

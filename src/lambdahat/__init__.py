@@ -218,4 +218,5 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """All public names, those that are not loaded yet too, for completion."""
-    return sorted({*globals(), *__all__})
+    own = (name for name in globals() if name.startswith("__"))
+    return sorted({*own, *__all__})

@@ -10,7 +10,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from lambdahat._core.check import describe, require, require_choice, require_cou
 from lambdahat._core.progress import ProgressFile, report
 from lambdahat._core.rng import derived_seed
 from lambdahat._core.storage import Damaged, digest, digest_tensors, read_json, unseal, write_sealed
-from lambdahat.estimators.quantities import CURVATURES, QUANTITIES, MeasureSettings
+from lambdahat.estimators.quantities import CURVATURES, QUANTITIES, SAMPLING, MeasureSettings
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import behaves_alike
@@ -46,6 +46,7 @@ def measure(
     sampling: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     keep_vectors: bool = True,
+    **options: Any,
 ) -> Measurement:
     """Measure several quantities of one problem, such as trace, spectrum and learning coefficient.
 
@@ -64,6 +65,7 @@ def measure(
     eigenvectors, (P, top), are dropped.
     """
     require_problem(problem)
+    _require_sampling(sampling, options)
     names = quantity_names(what)
     settings = MeasureSettings(curvature, depth, probes, top, seed, dict(sampling or {}))
     about = description(problem, settings)
@@ -105,6 +107,7 @@ def compare(
     probes: int = 1,
     seed: int = 0,
     sampling: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Comparison:
     """Measure the same quantities of several problems and compare them, with errors.
 
@@ -135,18 +138,14 @@ def compare(
     >>> lh.compare(problems, "trace").difference("trace", "steep", "flat").value
     0.0
     """
-    names = (what,) if isinstance(what, str) else tuple(dict.fromkeys(what))
-    asked = [{"eigenvalues": "eigenpairs"}.get(name, name) for name in names if name != "loss"]
-    known = [*QUANTITIES, "eigenvalues", "loss"]
-    require(bool(names), "what", "name at least one quantity", "none", ", ".join(known))
-    for name in names:
-        require_choice(name, "what", known)
+    _require_sampling(sampling, options)
     every = _as_lists(problems)
+    names = quantity_names(what, [*QUANTITIES, "eigenvalues", "loss"])
+    asked = [{"eigenvalues": "eigenpairs"}.get(name, name) for name in names if name != "loss"]
     if isinstance(next(iter(every.values()))[0], Measurement):
         measured = every
         _require_same_settings(every)
     else:
-        require_type(sampling or {}, Mapping, "sampling", "be a dict of settings of llc")
         given = dict(sampling or {})
         MeasureSettings(curvature, depth, probes, top, seed, given)
         _require_same_data(every)
@@ -170,7 +169,8 @@ def compare(
     return _comparison(measured, names, top)
 
 
-SAMPLED = ("llc", "llc_curve", "bayes_criteria", "temperature_regression", "free_energy", "sweep")
+# take settings of chains
+SAMPLED = {"llc", "llc_curve", "bayes_criteria", "temperature_regression", "free_energy", "sweep"}
 
 
 def _as_lists(problems: Any) -> dict[str, list[Any]]:
@@ -348,12 +348,25 @@ def _numbers_of(one: Measurement, names: Sequence[str], top: int) -> dict[str, E
     return kept
 
 
-def quantity_names(what: str | Sequence[str]) -> tuple[str, ...]:
+def quantity_names(
+    what: str | Sequence[str], known: Collection[str] = QUANTITIES.keys()
+) -> tuple[str, ...]:
     """The names asked for, each known and each once."""
+    expected, cure = "name at least one quantity", f"choose from {', '.join(known)}"
+    require_type(what, str | Iterable, "what", expected, cure)
     names = (what,) if isinstance(what, str) else tuple(dict.fromkeys(what))
-    expected = "name at least one quantity"
-    require(len(names) > 0, "what", expected, "none", f"choose from {', '.join(QUANTITIES)}")
-    return tuple(require_choice(name, "what", QUANTITIES) for name in names)
+    require(len(names) > 0, "what", expected, "none", cure)
+    return tuple(require_choice(name, "what", known) for name in names)
+
+
+def _require_sampling(sampling: Any, options: Mapping[str, Any]) -> None:
+    """Refuse settings of chains that are no dict, or that came by themselves."""
+    require_type(sampling or {}, Mapping, "sampling", "be a dict of settings of llc")
+    for name in options:
+        if name not in SAMPLING:
+            raise TypeError(f"got an unexpected keyword argument {name!r}")
+        cure = f"pass sampling={{{name!r}: …}}"
+        require(False, "sampling", "hold the settings of llc", f"{name}=…", cure, TypeError)
 
 
 def description(problem: Problem, settings: MeasureSettings) -> dict[str, Any]:
@@ -422,8 +435,9 @@ class _Folder:
         path.mkdir(parents=True, exist_ok=True)
         if self._index.is_file():
             stored = unseal(read_json(self._index), self._index, sealed=False)
+            self.seconds = stored["seconds"]
             self._require_same(stored.get("settings", {}))
-            self.seconds, self._digests = stored["seconds"], stored["digests"]
+            self._digests = stored["digests"]
 
     @property
     def _index(self) -> Path:
@@ -435,7 +449,9 @@ class _Folder:
         """
         for key, now in self.mark.items():
             was = stored.get(key, "unknown, by an earlier version of lambdahat")
-            if key == "behaviour" and isinstance(was, list):
+            if key == "sampling" and SAMPLED.isdisjoint(self.seconds):
+                same = True  # nothing there depends on it
+            elif key == "behaviour" and isinstance(was, list):
                 same = behaves_alike(was, now, self._dtype)
             else:
                 near = (

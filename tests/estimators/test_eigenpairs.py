@@ -279,3 +279,7 @@ def test_asymmetric_operators_are_refused(call):
         call(torch.triu(torch.ones(4, 4)))
     with pytest.raises(TypeError, match="operator must be an operator or a matrix"):
         call("eye")
+
+
+def test_small_operators_give_all_pairs_by_default():
+    assert eigenpairs(torch.diag(torch.tensor([3.0, 1.0, 2.0]))).values.tolist() == [3.0, 2.0, 1.0]

@@ -861,3 +861,12 @@ def test_float32_matrices_over_45_decades_keep_their_small_entries(low: int, hig
     for settings in ({}, {"depth": 40}, {"tol": 1e-3}):
         found = logdet(operator(torch.diag(entries)), **settings)
         assert abs(float(found) - truth) <= max(4 * float(found.stderr), 1e-9 * abs(truth))
+
+
+def test_jacobi_scaling_keeps_the_shift_of_a_sum():
+    """A semidefinite matrix plus a multiple of the identity is positive, also when it is scaled."""
+    gauss_newton = ggn(classifier((30, 20, 3), samples=60))
+    shifted = gauss_newton + 1e-3 * identity(gauss_newton)
+    found = logdet(shifted, precondition="jacobi", probes=10)
+    assert found.status is Status.CONVERGED
+    assert abs(float(found) - float(torch.logdet(shifted.dense()))) <= 4 * float(found.stderr)

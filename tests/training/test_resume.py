@@ -234,3 +234,19 @@ def test_a_diverged_run_keeps_what_was_good(tmp_path):
     last_good = json.loads((tmp_path / "checkpoints" / "best.json").read_text())["checkpoint"]
     assert steps_of(tmp_path)[-1] == run.epochs[-2]["step"]
     assert last_good == f"step-{run.epochs[1]['step']:08d}.json"
+
+
+def test_a_schedule_for_more_epochs_goes_on_as_the_longer_one(tmp_path):
+    def rates(epochs, resume=False):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        problem = Problem(model, "mse", (torch.ones(8, 3), torch.ones(8, 2)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = optim.schedules.cosine(optimizer, epochs)
+        run = fit(problem, optimizer, epochs, schedule=schedule, folder=tmp_path, resume=resume)
+        return [row["learning_rate"] for row in run.epochs]
+
+    rates(3)
+    longer = rates(5, resume=True)[3:]
+    shutil.rmtree(tmp_path)
+    assert longer == rates(5)[3:]

@@ -238,12 +238,18 @@ class Status(Enum):
         return next((status for status in statuses if not status.ok), cls.CONVERGED)
 
 
+INDEXES = "measurement.json", "training.json"  # of results that are folders
+
+
 class Result:
     """Base class of all results, with ``save(path)``, ``load(path)`` and a short text that shows
     the shapes of arrays.
     """
 
     _types: ClassVar[dict[str, type[Result]]] = {}
+
+    axes: ClassVar[tuple[str, ...]] = ("row", "column")
+    """What the dimensions of its arrays count, for the columns of a frame."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -280,15 +286,15 @@ class Result:
 
     def frame(self) -> Any:
         """The rows of ``table()`` as a ``pandas.DataFrame``; of a result that holds arrays alone,
-        such as a density, a column for each.
+        such as a density, a column for each; else one row of its fields.
         """
         return _tables().frame_of(self)
 
     def to_latex(self) -> str:
-        """The rows of ``table()`` as a LaTeX tabular with the rules of booktabs, a value and its
+        """The rows of ``frame()`` as a LaTeX tabular with the rules of booktabs, a value and its
         standard error in one column.
         """
-        text: str = _tables().latex_of(self.table())
+        text: str = _tables().latex_of(_tables().rows_of(self))
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -320,12 +326,17 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what ``save`` wrote; ``Result.load`` reads any kind."""
-        path = _json_path(path)
+        """Read what ``save`` wrote; ``Result.load`` reads any kind, also from the folder of a
+        measurement or a training run.
+        """
+        folder = Path(path)
+        index = next((folder / name for name in INDEXES if (folder / name).is_file()), None)
+        path = _json_path(path) if index is None else index
         if not path.is_file():
-            raise FileNotFoundError(
-                f"path must name a result written by save(), got {path} (no such file)"
-            )
+            got = f"{path} (no such file)"
+            if folder.is_dir():
+                got = f"{folder} (a folder without {' or '.join(INDEXES)})"
+            raise FileNotFoundError(f"path must name a result written by save(), got {got}")
         try:
             document = read_json(path)
         except Damaged as error:

@@ -64,7 +64,7 @@ def _pairs(pairs: Eigenpairs) -> tuple[Tensor, Tensor]:
 @default_context()
 def eigenpairs(
     operator: OperatorLike,
-    k: int = 10,
+    k: int | None = None,
     which: str = "largest",
     tol: float = 1e-6,
     max_matvecs: int | None = None,
@@ -72,7 +72,8 @@ def eigenpairs(
     seed: int = 0,
     basis: str = "device",
 ) -> Eigenpairs:
-    """Compute k extreme eigenpairs, with residuals, by thick-restart Lanczos.
+    """Compute ``k`` extreme eigenpairs (by default 10, or all of fewer), with residuals, by
+    thick-restart Lanczos.
 
     ``which`` is "largest" (values in descending order), "smallest" (ascending), "magnitude"
     (descending |λ|) or "both": k at each end, in descending order. ``tol`` is the accuracy of the
@@ -93,6 +94,7 @@ def eigenpairs(
     0.1 %. If ``max_matvecs`` ends that search, the status is NOT_CONVERGED.
     """
     operator = require_symmetric(operator, "eigenpairs")
+    k = min(10, operator.dim) if k is None else k
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
     cure = ARPACK.get(which.upper(), "") if isinstance(which, str) else ""
     require_choice(which, "which", WHICH, cure)

@@ -14,7 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lambdahat._core.check import require, require_choice, require_count, require_interval
+from lambdahat._core.check import (
+    describe,
+    message,
+    require,
+    require_choice,
+    require_count,
+    require_interval,
+    require_type,
+)
 from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat.estimators.estimator_registry import estimator
@@ -210,6 +218,12 @@ def trace_function(
     dominates that.
     """
     operator = require_symmetric(operator, "trace_function")
+    expected, cure = "take a NumPy array of eigenvalues", "such as numpy.log"
+    require_type(function, Callable, "function", expected, cure)
+    try:
+        function(np.ones(1))
+    except TypeError as error:
+        raise TypeError(message("function", expected, describe(function), cure)) from error
     unit = Normalised(operator)
     runs = lanczos_runs(unit, depth, probes, seed, "trace_function")
     trace = _trace_of(unit, runs, lambda nodes: function(np.ldexp(nodes, unit.exponent)))

@@ -139,6 +139,13 @@ class Rescaled(LinearOperator):
         diagonal = self.inner.known_diagonal()
         return None if diagonal is None else diagonal * self.scale[:, 0] ** 2
 
+    def known_bounds(self) -> tuple[float, float]:
+        least, largest = (float(end) ** 2 for end in self.scale.aminmax())
+        low, high = self.inner.known_bounds()
+        ends = low * (least if low > 0 else largest), high * (largest if high > 0 else least)
+        own = super().known_bounds()
+        return max(own[0], ends[0]), min(own[1], ends[1])
+
 
 def _jacobi(operator: LinearOperator, scale_of_errors: float = 1.0) -> Preconditioned:
     diagonal = _diagonal(operator, "jacobi", scale_of_errors)

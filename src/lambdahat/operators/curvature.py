@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import memory_bytes, require_choice, require_count
+from lambdahat._core.check import memory_bytes, require, require_choice, require_count
 from lambdahat._core.device import beside, default_context, keep_freed_pages, side_stream
 from lambdahat.operators import linearise
 from lambdahat.operators.base import CapturableProduct, LinearOperator
@@ -665,6 +665,9 @@ def fisher(
     """
     require_problem(problem)
     linearise.require_kind(kind)
+    require_count(samples, "samples")
+    drawn = samples == 1 or kind == "monte_carlo"
+    require(drawn, "samples", f"be left out for kind={kind!r}, which draws none", samples)
     if kind == "empirical":
         return gradient_covariance(problem, centred=False, mode=mode, memory=memory)
     problem = problem.with_output("the Fisher")
@@ -680,7 +683,6 @@ def fisher(
     if kind == "exact":
         return GaussNewton(problem, linearise.fisher_map, ("fisher",), mode, memory, True)
     linearise.require_separable(problem)
-    require_count(samples, "samples")
     draws = {"seed": seed, "samples": samples}
     problem.ranks.agree("the Monte-Carlo Fisher", draws, problem.device)
 

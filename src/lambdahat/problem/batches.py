@@ -390,11 +390,18 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
     if isinstance(data, Batches):
         return partial(map, attrgetter("data"), data)
     loader, listed = isinstance(data, DataLoader), isinstance(data, Sequence)
+    expected = "be a Dataset, a DataLoader, tensors or a list of batches"
+    if isinstance(data, str | bytes):
+        cure = "lambdahat.data.load reads data sets by name"
+        raise TypeError(message("data", expected, repr(data), cure))
+    pair = not isinstance(data, Dataset) and all(hasattr(data, part) for part in ("train", "test"))
+    if pair:
+        raise TypeError(message("data", expected, "a train and a test set", "pass data.train"))
     if isinstance(data, IterableDataset):
         return partial(DataLoader, data, batch_size=batch_size or default)
     if not loader and is_columns(data):
         return partial(_slices, as_tree(data), batch_size or default)
-    if loader or (listed and not isinstance(data, str | bytes)):
+    if loader or listed:
         if loader and "Random" in type(getattr(data, "sampler", None)).__name__:
             raise ValueError(
                 "data must come in the same order at every pass, got a DataLoader that shuffles;"
@@ -408,9 +415,9 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
                 f" {type(data).__name__} whose first entry is {describe(data[0])}; torch.as_tensor"
                 " makes tensors"
             )
-        expected = f"be left out for {'a DataLoader' if loader else 'a list of batches'}"
-        cure = "it has its own batches"
-        require(batch_size is None, "batch_size", expected, batch_size, cure)
+        left_out = f"be left out for {'a DataLoader' if loader else 'a list of batches'}"
+        own = "it has its own batches"
+        require(batch_size is None, "batch_size", left_out, batch_size, own)
         return partial(iter, data)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         require(len(data) > 0, "data", "hold at least one sample", "an empty data set")
@@ -419,7 +426,6 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
     if hasattr(data, "__next__"):
         got = "a one-shot iterator"
         cure = "pass list(data): an operator needs the same batches at every product"
-    expected = "be a Dataset, a DataLoader, tensors or a list of batches"
     raise TypeError(message("data", expected, got, cure))
 
 

@@ -379,16 +379,14 @@ class FunctionEvaluator(Evaluator):
 
 
 @torch.enable_grad()
-def check_first_batch(
-    evaluate: Evaluator, parameters: Parameters, batches: Batches, dtype: torch.dtype
-) -> Evaluator:
+def check_first_batch(evaluate: Evaluator, parameters: Parameters, batches: Batches) -> Evaluator:
     """The evaluator, settled on which dimension holds the classes.
 
     The loss of the first batch must be a finite scalar, differentiable, deterministic and a mean.
     """
     batch = batches.first()
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
-    evaluate, loss = _first_loss(evaluate, leaves, batches, dtype)
+    evaluate, loss = _first_loss(evaluate, leaves, batches)
     require_type(loss, Tensor, "loss", "return a tensor")
     single, cure = loss.ndim == 0 or loss.numel() == 1, 'use reduction="mean"'
     require(single, "loss", "return one number, the mean over the batch", loss, cure)
@@ -456,15 +454,13 @@ def _blame(evaluate: Evaluator, parameters: Parameters, batch: Batch, loss: floa
     )
 
 
-def _first_loss(
-    evaluate: Evaluator, leaves: Parameters, batches: Batches, dtype: torch.dtype
-) -> tuple[Evaluator, Any]:
+def _first_loss(evaluate: Evaluator, leaves: Parameters, batches: Batches) -> tuple[Evaluator, Any]:
     """The evaluator, settled, and the first batch's loss; errors say which call failed."""
     batch = batches.first()
     if evaluate.model_loss:
-        with _explain_errors(evaluate, batch, dtype):
+        with _explain_errors(evaluate, leaves, batch):
             return evaluate, evaluate(leaves, batch)
-    with _explain_errors(evaluate, batch, dtype):
+    with _explain_errors(evaluate, leaves, batch):
         output = evaluate.output(leaves, batch)
     target, loss = evaluate.split(batch)[2], evaluate.loss
     # the library's own losses take tensors
@@ -492,7 +488,7 @@ def _first_loss(
         got = f"inputs alone, {tuple(batch.data.shape)}"
         cure = f"pass (x, y). As their own targets, for an autoencoder: {error}"
         raise ValueError(message("data", expected, got, cure)) from error
-    with _explain_errors(evaluate, batch, dtype):
+    with _explain_errors(evaluate, leaves, batch):
         return evaluate, evaluate.loss_of(output, batch)
 
 
@@ -511,24 +507,28 @@ def _missing_target(evaluate: Evaluator, data: Any) -> str:
 
 
 @contextmanager
-def _explain_errors(evaluate: Evaluator, batch: Batch, dtype: torch.dtype) -> Iterator[None]:
+def _explain_errors(evaluate: Evaluator, leaves: Parameters, batch: Batch) -> Iterator[None]:
     """Errors of the user's own code with a note on what it was called with."""
     try:
         yield
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except Exception as error:
         tensors = [leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor)]
         given = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in tensors)
-        form = "a batch is (*inputs, target) or a dict of keyword arguments; dtype= casts both"
-        if isinstance(evaluate, OutputEvaluator):
+        kinds = " and ".join(sorted({str(leaf.dtype) for leaf in leaves.values()}))
+        if isinstance(evaluate, FunctionEvaluator):
+            form = f"it is called as loss_fn({'params, batch' if evaluate.with_data else 'params'})"
+        elif isinstance(evaluate, OutputEvaluator):
             form = "with loss=, it is called as output_fn(params, *inputs), or with keyword"
             form += " arguments from a dict"
-        if isinstance(evaluate, FunctionEvaluator):
-            call = "it is called as loss_fn(params, batch)"
-            form = call if evaluate.with_data else "loss_fn(params)"
-        error.add_note(
-            f"lambdahat: raised at the first batch, {given}, with {dtype} parameters;"
-            f" {form}{_missing_target(evaluate, batch.data)}"
-        )
+        else:
+            form = "a batch is (*inputs, target) or a dict of keyword arguments;"
+            form += " dtype=torch.float32 casts parameters and real numbers in the data"
+            inputs = tree_leaves(evaluate.split(batch)[:2])
+            if any(isinstance(leaf, Tensor) and not leaf.is_floating_point() for leaf in inputs):
+                form += ", not integers: call .float() on those that are no indices"
+        place = f"at the first batch, {given}, " if evaluate.with_data else ""
+        missing = _missing_target(evaluate, batch.data)
+        error.add_note(f"lambdahat: raised {place}with {kinds} parameters; {form}{missing}")
         raise
 
 

@@ -638,7 +638,8 @@ def make_loss(loss: Any) -> Loss:
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
-        return NAMED[require_choice(loss, "loss", tuple(NAMED))]()
+        cure = '"model" takes the loss that the model itself returns'
+        return NAMED[require_choice(loss, "loss", tuple(NAMED), cure)]()
     known = f"be one of {', '.join(NAMED)}, a module or a callable"
     if isinstance(loss, type):
         name = loss.__name__

@@ -213,8 +213,21 @@ class Problem:
             current = self.named(self.vector)
             if self.memory is not None:
                 self.batches = cut_to_fit(self.batches, self.memory, run, self.norm, current)
-            self._evaluate = check_first_batch(run, current, self.batches, self.dtype)
+            self._evaluate = check_first_batch(run, current, self.batches)
+            if self.norm == "train" and min(self.batches.sizes) == 1 < max(self.batches.sizes):
+                self._require_statistics(current)
         self._weigh()
+
+    def _require_statistics(self, parameters: Parameters) -> None:
+        """Refuse batches of one sample whose variance a layer would need."""
+        single = next(batch for batch in self.batches if batch.size == 1)
+        try:
+            self._evaluate(parameters, single)
+        except ValueError as error:
+            got = f"one sample in batch {single.index}, for which {error}"
+            cure = 'choose a batch_size that leaves no single sample, or norm="eval"'
+            expected = 'have more than one sample in each batch for norm="train"'
+            raise ValueError(message("data", expected, got, cure)) from error
 
     def _weigh(self) -> None:
         """Weigh the batches and, once all ranks agree on the whole, take this rank's share."""

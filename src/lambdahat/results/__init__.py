@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy
@@ -60,6 +60,10 @@ class Estimate(Result):
     def __float__(self) -> float:
         return float(self.value)
 
+    def __format__(self, spec: str) -> str:
+        """The value alone in a given format; without one, the value with its error."""
+        return format(float(self), spec) if spec else str(self)
+
     def __str__(self) -> str:
         if isinstance(self.value, Tensor):
             return f"Estimate of shape {tuple(self.value.shape)}"
@@ -97,6 +101,11 @@ class Eigenpairs(Result):
 
     def __len__(self) -> int:
         return int(self.values.numel())
+
+    def __getitem__(self, place: int) -> tuple[Estimate, Tensor]:
+        """The eigenvalue at a place, counted from 0, and its vector."""
+        value, residual = float(self.values[place]), float(self.residuals[place])
+        return Estimate(value, residual), self.vectors[:, place]
 
     def __iter__(self) -> Iterator[tuple[Estimate, Tensor]]:
         for value, residual, vector in zip(
@@ -486,6 +495,8 @@ class Chains(Result):
     virial ("heat"); "dof" are the degrees of freedom of these variances. Where ``reasons`` has a
     mass, ``step_size``, ``forces``, ``heat`` and the "trace" are in its coordinates.
     """
+
+    axes: ClassVar[tuple[str, ...]] = ("chain", "draw")
 
     losses: Array
     centre_losses: Array

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -56,12 +56,6 @@ class Measurement(Result):
                 result.save(folder / f"{name}.json")
         return super().save(folder / "measurement.json")
 
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read the folder that ``save`` wrote."""
-        folder = Path(path)
-        return super().load(folder / "measurement.json" if folder.is_dir() else folder)
-
 
 @dataclass(frozen=True)
 class Comparison(Result):
@@ -97,7 +91,8 @@ class Comparison(Result):
         about other trainings.
         """
         pairs = zip(self._parts(quantity, name), self._parts(quantity, other), strict=True)
-        return _mean([_less(one, two) for one, two in pairs])
+        bounds = quantity.startswith("eigenvalues")
+        return _mean([_less(one, two, bounds) for one, two in pairs])
 
     def _parts(self, quantity: str, name: str) -> tuple[Estimate, ...]:
         require_choice(quantity, "quantity", self.readings)
@@ -136,8 +131,10 @@ class Comparison(Result):
         return "\n".join([*lines, *([f"at {given}"] if given else [])])
 
 
-def _less(one: Estimate, two: Estimate) -> Estimate:
-    """The difference of two independent estimates, with Welch's degrees of freedom."""
+def _less(one: Estimate, two: Estimate, bounds: bool) -> Estimate:
+    """The difference of two independent estimates, with Welch's degrees of freedom; errors that are
+    ``bounds`` add up.
+    """
     squares = [float(each.stderr) ** 2 for each in (one, two)]
     pairs = zip(squares, (one.dof, two.dof), strict=True)
     parts = [square**2 / dof for square, dof in pairs if 0 < square < math.inf]
@@ -145,7 +142,8 @@ def _less(one: Estimate, two: Estimate) -> Estimate:
     dof = total**2 / math.fsum(parts) if math.isfinite(total) and any(parts) else math.inf
     status = Status.joint((one.status, two.status))
     # less a lower bound, whose error is infinite, the difference is no lower bound
-    error = math.nan if squares[1] == math.inf else math.sqrt(total)
+    error = float(one.stderr) + float(two.stderr) if bounds else math.sqrt(total)
+    error = math.nan if squares[1] == math.inf else error
     return Estimate(float(one) - float(two), error, one.cost + two.cost, status, max(dof, 1.0))
 
 
@@ -182,16 +180,39 @@ def frame_of(result: Result) -> Any:
         from pandas import DataFrame  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError("frame() needs pandas: pip install pandas") from error
+    return DataFrame(rows_of(result))
+
+
+def rows_of(result: Result) -> list[dict[str, Any]]:
+    """The table of a result; of one that holds arrays alone, its columns; else its fields.
+
+    Columns are the arrays of the most common shape. Those of several dimensions are flattened,
+    with the place of each element beside them, or what an array along these dimensions says of it.
+    """
     if rows := result.table():
-        return DataFrame(rows)
+        return rows
     fields = dataclasses.fields(result)  # type: ignore[arg-type]
     values = {part.name: getattr(result, part.name) for part in fields}
-    values = {k: x for k, x in values.items() if isinstance(x, Tensor | np.ndarray)}
-    plain = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in values.items()}
-    arrays = {name: np.array(value) for name, value in plain.items()}
-    flat = {name: array for name, array in arrays.items() if array.ndim == 1 and array.size}
-    length = len(next(iter(flat.values()), ()))
-    return DataFrame({name: array for name, array in flat.items() if len(array) == length})
+    arrays = {
+        name: np.array(value.tolist() if isinstance(value, Tensor) else value)
+        for name, value in values.items()
+        if isinstance(value, Tensor | np.ndarray)
+    }
+    shapes = [array.shape for array in arrays.values() if array.size and array.ndim]
+    if not shapes:
+        plain = {name: x for name, x in values.items() if isinstance(x, int | float | str)}
+        return [plain] if plain else []
+    shape = max(shapes, key=lambda one: (shapes.count(one), len(one)))
+    columns: dict[str, Any] = {}
+    if len(shape) > 1:
+        along = [name for name, array in arrays.items() if {array.shape} == {(n,) for n in shape}]
+        for axis, places in enumerate(np.indices(shape)):
+            known = {f"{name}_{axis + 1}": arrays[name][places] for name in along}
+            name = result.axes[axis] if axis < len(result.axes) else f"axis_{axis + 1}"
+            columns |= known or {name: places}
+    columns |= {name: array for name, array in arrays.items() if array.shape == shape}
+    flat = {name: column.ravel().tolist() for name, column in columns.items()}
+    return [dict(zip(flat, row, strict=True)) for row in zip(*flat.values(), strict=True)]
 
 
 LEFT = 'style="text-align: left; vertical-align: top"'

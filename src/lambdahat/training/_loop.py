@@ -382,6 +382,8 @@ class Trainer:
         check.require(not other, "folder", expected, came, cure)
         for name, part in parts.items():
             part.load_state_dict(stored[name])
+        if type(self.schedule) is torch.optim.lr_scheduler.LambdaLR:
+            _follow(self.schedule)
         torch.set_rng_state(state["rng"]["cpu"])
         for cuda in state["rng"]["cuda"]:
             torch.cuda.set_rng_state(cuda, self.problem.device)
@@ -543,6 +545,16 @@ def _describe_rule(rule: Any) -> str:
     """An object in words that are the same in another process."""
     own = any("__repr__" in vars(kind) for kind in type(rule).__mro__[:-1])
     return repr(rule) if own else type(rule).__name__
+
+
+def _follow(schedule: torch.optim.lr_scheduler.LambdaLR) -> None:
+    """Set the rates of this schedule where the checkpoint has those of one for other epochs."""
+    parts = zip(schedule.base_lrs, schedule.lr_lambdas, schedule._last_lr, strict=True)
+    rates = [(base * factor(schedule.last_epoch), last) for base, factor, last in parts]
+    for group, (rate, last) in zip(schedule.optimizer.param_groups, rates, strict=True):
+        if float(group["lr"]) == float(last):  # nothing else has moved it since
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+    schedule._last_lr = [rate for rate, _ in rates]
 
 
 def _note(rows: Sequence[Mapping[str, Any]]) -> str:
