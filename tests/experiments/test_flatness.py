@@ -417,7 +417,7 @@ def test_softmax_regression_loses_a_class_of_rank():
 
 def toy_rows(seeds=6):
     experiment = find("deep-linear-toy")
-    cells = deep_linear_toy.cells(deep_linear_toy.DeepLinearToyScale(seeds))
+    cells = deep_linear_toy.cells(seeds)
     return [{**cell, **row} for cell in cells for row in experiment.run(cell, "cpu")]
 
 

@@ -66,4 +66,12 @@ def test_in_full_it_has_every_field():
         "config: epochs": "5",
         "config: data": "digits",
     }
+    cells = [
+        {"rate": rate, "data": "digits", "seed": seed} for rate in (0.1, 0.2) for seed in (0, 1)
+    ]
+    assert in_full(cells) == {
+        "config: cells": "4",
+        "config: rate": "0.1 / 0.2",
+        "config: data": "digits",
+    }
     assert in_full(None) == {}

@@ -51,9 +51,13 @@ LONG = 80  # letters of one part
 
 
 def in_full(config: Any) -> dict[str, str]:
-    """Every field of a configuration, or the number of its cells."""
+    """Every field of a configuration; of cells their number, and all settings but the seed."""
     if isinstance(config, list):
-        return {"config: cells": str(len(config))}
+        settings: dict[str, dict[str, None]] = {}
+        for name, value in (pair for cell in config for pair in cell.items() if pair[0] != "seed"):
+            settings.setdefault(f"config: {name}", {})[str(value)] = None
+        texts = {name: " / ".join(values) for name, values in settings.items()}
+        return {"config: cells": str(len(config)), **texts}
     if not dataclasses.is_dataclass(config):
         return {}
     return {f"config: {f.name}": str(getattr(config, f.name)) for f in dataclasses.fields(config)}

@@ -3,7 +3,6 @@ themselves.
 """
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -249,8 +248,7 @@ def test_the_made_text_has_its_entropy_rate():
 
 
 def test_a_language_run_judges_its_solution_as_training_did():
-    config = replace(gadam_language.EXPERIMENT.scales["smoke"], seeds=1)
-    cells = {cell["name"]: cell for cell in gadam_language.cells(config)}
+    cells = {cell["name"]: cell for cell in gadam_language.EXPERIMENT.grid("smoke")}
     assert cells["Padam"]["schedule"] == "step"
     task, _ = gadam_language.language_task(cells["Gadam"], "cpu")
     trained = train(cells["Gadam"], task)

@@ -158,19 +158,12 @@ BASES = {
     "Gadam": "AdamW",
     "GadamX": "PadamW",
 }
-FULL = "float32"
 FINAL = {"linear": 0.01, "averaging": 0.5}  # last rate over first, as in the thesis's code
 
 
 def averages(name: str) -> bool:
     """Whether an optimiser, by its name, returns the average of its iterates."""
     return name.removesuffix(LOOKAHEAD).removesuffix(AUTO) in BASES
-
-
-def shared_settings(config: Any, *varied: str) -> Cell:
-    """The fields that all cells share; ``precision`` only if not float32, as in stored cells."""
-    base = kit.settings_of(config, *varied)
-    return {name: value for name, value in base.items() if (name, value) != ("precision", FULL)}
 
 
 def recipe(

@@ -7,7 +7,7 @@ from functools import partial
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.curvature import second_order
-from lambdahat.experiments.curvature.second_order import DampedScale, DampedSetting
+from lambdahat.experiments.curvature.second_order import damped, damped_cells
 from lambdahat.experiments.kit import Chart, Claim, Rows, Table
 
 RATE, LARGE_RATE = 1e-3, 3e-3
@@ -92,29 +92,28 @@ def charts(rows: Rows) -> Iterator[Chart]:
 
 
 DECOUPLED = (
-    DampedSetting("SGD", 0.1, decay=5e-4),
+    damped("SGD", 0.1, decay=5e-4),
     *(
-        DampedSetting("AdamW", 1e-3, damping, decay)
+        damped("AdamW", 1e-3, damping, decay)
         for decay in (0.0, 0.25)
         for damping in (1e-8, 1e-4, 1e-3)
     ),
-    DampedSetting("AdamW", 3e-3, 1e-3, 0.25),
+    damped("AdamW", 3e-3, 1e-3, 0.25),
 )
-# data set, training and held-out samples, epochs, seeds; network, images of the Hessian
-SMOKE = ("digits", 60, 60, 2, 2, "WideResNet-10×1", 0)
-CPU = ("mnist", 1000, 4000, 30, 5, "WideResNet-10×1", 256)
-PAPER = ("cifar10", 45_000, 5_000, 30, 3, "VGG-16-BN", 2000)
+SMOKE = kit.image_setting("digits", 60, 60, epochs=2, side=4, batch=30)
+CPU = kit.image_setting("mnist", 1000, 4000, epochs=30, side=8, batch=64)
+PAPER = kit.image_setting("cifar10", 45_000, 5_000, epochs=30, augmented=True, precision="bfloat16")
 EXPERIMENT = kit.Experiment(
     "adaptive-batch-norm",
     "AdamW over dampings with batch norm and decoupled weight decay, beside SGD",
     kit.SPECTRAL,
     "§6.5, Figures 6.7 and 6.8",
     {
-        "smoke": DampedScale(*SMOKE, DECOUPLED, side=4, batch=30),
-        "cpu": DampedScale(*CPU, DECOUPLED, side=8, batch=64),
-        "paper": DampedScale(*PAPER, DECOUPLED, augmented=True, precision="bfloat16"),
+        "smoke": damped_cells(SMOKE, "WideResNet-10×1", 0, DECOUPLED, seeds=2),
+        "cpu": damped_cells(CPU, "WideResNet-10×1", 256, DECOUPLED, seeds=5),
+        "paper": damped_cells(PAPER, "VGG-16-BN", 2000, DECOUPLED, seeds=3),
     },
-    *(second_order.damped_cells, second_order.damped_run, claims, tables, charts),
+    *(list, second_order.damped_run, claims, tables, charts),
     (
         *second_order.DAMPED_NOTES,
         *kit.sentences("""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.curvature import second_order
-from lambdahat.experiments.curvature.second_order import DampedScale, DampedSetting
+from lambdahat.experiments.curvature.second_order import damped, damped_cells
 from lambdahat.experiments.kit import Chart, Claim, Rows, Series, Table
 
 # (optimiser, rate, damping): λ₁ and validation accuracy on CIFAR-100, Tables 6.1 and 6.2
@@ -167,23 +167,24 @@ def _over_damping(rows: Rows, column: str) -> tuple[Series, ...]:
 ADAM = ((4e-4, 1e-8), (4e-4, 4e-4), (4e-4, 1e-3), (4e-4, 1e-1))
 ADAM_FASTER = ((1e-3, 1e-3), (1e-3, 5e-3), (1e-3, 7.5e-3))
 PLAIN = (
-    DampedSetting("SGD", 0.01),
-    *(DampedSetting("Adam", *pair) for pair in (*ADAM, *ADAM_FASTER)),
-    *(DampedSetting(*key) for key in (*CONSTANT, *LOWERED[1:])),
+    damped("SGD", 0.01),
+    *(damped("Adam", *pair) for pair in (*ADAM, *ADAM_FASTER)),
+    *(damped(*key) for key in (*CONSTANT, *LOWERED[1:])),
 )
-# data set, training and held-out samples, epochs, seeds; network, images of the Hessian
-CPU = ("mnist", 1000, 4000, 300, 5, "MLP-100-100", 1000)
+SMOKE = kit.image_setting("digits", 120, 200, epochs=3, batch=40)
+CPU = kit.image_setting("mnist", 1000, 4000, epochs=300, side=14, batch=32)
+PAPER = kit.image_setting("cifar10", 45_000, 5_000, epochs=30)
 EXPERIMENT = kit.Experiment(
     "adaptive-damping",
     "Adam and KFAC over rates and dampings, beside SGD",
     kit.SPECTRAL,
     "§6.5, Tables 6.1–6.3, Figures 6.5 and 6.6",
     {
-        "smoke": DampedScale("digits", 120, 200, 3, 2, "MLP-8", 120, PLAIN, batch=40),
-        "cpu": DampedScale(*CPU, PLAIN, side=14, batch=32),
-        "paper": DampedScale("cifar10", 45_000, 5_000, 30, 3, "VGG-16", 2000, PLAIN),
+        "smoke": damped_cells(SMOKE, "MLP-8", 120, PLAIN, seeds=2),
+        "cpu": damped_cells(CPU, "MLP-100-100", 1000, PLAIN, seeds=5),
+        "paper": damped_cells(PAPER, "VGG-16", 2000, PLAIN, seeds=3),
     },
-    *(second_order.damped_cells, second_order.damped_run, claims, tables, charts),
+    *(list, second_order.damped_run, claims, tables, charts),
     (
         *second_order.DAMPED_NOTES,
         *kit.sentences("""

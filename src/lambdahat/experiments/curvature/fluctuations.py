@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -20,18 +19,9 @@ MET, UNMET = (NORMAL, BOUNDED), (UNEVEN, WIDE)
 NEAR, APART, EDGE = 0.01, 0.02, 0.05
 
 
-@dataclass(frozen=True)
-class NoiseScale:
-    """Matrices P × P of these ``sizes``."""
-
-    seeds: int
-    sizes: tuple[int, ...] = (50, 100, 200, 400)
-
-
-def cells(config: NoiseScale) -> list[Cell]:
-    """Kind of noise × size × seed."""
-    axes = {"size": config.sizes, "seed": range(config.seeds)}
-    return kit.grid({}, noise=(*MET, *UNMET, NARROW), **axes)
+def cells(seeds: int, sizes: Iterable[int] = (50, 100, 200, 400)) -> list[Cell]:
+    """Kind of noise × size × seed: matrices P × P of these ``sizes``."""
+    return kit.grid({}, noise=(*MET, *UNMET, NARROW), size=sizes, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -128,11 +118,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§5.2, Theorem 13",
     {
-        "smoke": NoiseScale(2, (30, 60, 120)),
-        "cpu": NoiseScale(10),
-        "paper": NoiseScale(20, (50, 100, 200, 400, 800)),
+        "smoke": cells(2, (30, 60, 120)),
+        "cpu": cells(10),
+        "paper": cells(20, (50, 100, 200, 400, 800)),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences(f"""
         σ_ε² is that of the matrix itself, tr(ε²)/P.
         Independent elements meet the conditions; rows of variance 0.1 and 1.9 by turns break
