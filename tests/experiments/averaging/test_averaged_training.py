@@ -17,12 +17,9 @@ from lambdahat.experiments.averaging.averaged_training import (
     gap,
     image_task,
     make_optimizer,
-    network,
-    parameters_of,
     recipe,
     schedule_of,
     sharing_runs,
-    small_vgg,
     top_accuracy,
     train,
     training_of,
@@ -36,6 +33,7 @@ from lambdahat.experiments.averaging.gadam_language import (
 )
 from lambdahat.experiments.kit import training
 from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.training import network, parameters_of, small_vgg
 from lambdahat.optim import SWA, Averaged, Gadam, GadamX, Lookahead, PadamW
 from lambdahat.problem import Problem
 

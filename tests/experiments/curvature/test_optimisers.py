@@ -50,7 +50,7 @@ CELL = {
 def test_every_optimiser_learns(name, rate, damping):
     cell = {**CELL, "optimizer": name, "rate": rate, "damping": damping}
     found = images(cell, "cpu")
-    run = second_order.train(network(cell["network"], found, 0), found, cell)
+    run = second_order.train(network(cell["network"], found.shape, found.classes, 0), found, cell)
     rows = second_order.epoch_rows(run, found.classes)
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     assert run.last["loss"] < 0.98 * run.epochs[0]["loss"]
@@ -67,7 +67,7 @@ def test_every_optimiser_learns(name, rate, damping):
 def test_a_run_that_diverges_has_the_error_of_guessing():
     cell = {**CELL, "optimizer": "SGD", "rate": 1e25}
     found = images(cell, "cpu")
-    run = second_order.train(network(cell["network"], found, 0), found, cell)
+    run = second_order.train(network(cell["network"], found.shape, found.classes, 0), found, cell)
     end = second_order.end_row(run, second_order.epoch_rows(run, 10), 4, 10)
     assert end["diverged"]
     assert end["error"] == pytest.approx(90)
@@ -86,12 +86,12 @@ def test_other_errors_are_not_taken_for_divergence():
     cell = {**CELL, "optimizer": "Lanczos", "rate": 0.1, "damping": 0.5, "pairs": 10**6}
     found = images(cell, "cpu")
     with pytest.raises(ValueError, match="pairs must lie in"):
-        second_order.train(network(cell["network"], found, 0), found, cell)
+        second_order.train(network(cell["network"], found.shape, found.classes, 0), found, cell)
 
 
 def test_sharpness_is_the_dense_hessians():
     found = images(CELL, "cpu")
-    model = network("MLP-6", found, 0)
+    model = network("MLP-6", found.shape, found.classes, 0)
     exact = torch.linalg.eigvalsh(hessian(curvature_problem(model, found, CELL)).dense().double())[
         -1
     ]

@@ -17,6 +17,7 @@ from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
 from lambdahat.experiments.averaging.averaged_training import gap
 from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Table
+from lambdahat.experiments.kit.training import network as make_network
 from lambdahat.problem import Problem
 
 SIDE = 224
@@ -34,7 +35,7 @@ def picture_task(cell: Cell, device: str) -> runs.AveragedTask:
         return runs.image_task(cell, device)
     load_parts = _small if cell["data"] == "imagenet32" else _large
     training, held_out, shape, classes = load_parts(cell, device)
-    model = runs.network(cell["network"], shape, classes, cell["seed"]).to(device)
+    model = make_network(cell["network"], shape, classes, cell["seed"]).to(device)
     problem = Problem(model, "cross_entropy", training)
     return runs.AveragedTask(model, problem, problem.on(held_out).batches)
 

@@ -12,8 +12,6 @@ from typing import Any
 from scipy.stats import linregress, spearmanr
 
 from lambdahat.experiments import kit
-from lambdahat.experiments.averaging.averaged_training import network as make_network
-from lambdahat.experiments.averaging.averaged_training import parameters_of
 from lambdahat.experiments.kit import training
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.minibatch.largest_rates import (
@@ -411,14 +409,12 @@ def cells(
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each epoch, and one for the end with both losses in evaluation mode."""
-    data = training.images(cell, device)
-    model = make_network(cell["network"], data.shape, data.classes, cell["seed"])
-    training.on_device(model, device)
+    model, data = training.model_and_images(cell, device)
     trained = training.train_by_sgd(model, data, cell, cell["decay"])
     guess = 100 * (1 - 1 / data.classes)
     rows = [_epoch(row, guess) for row in trained.epochs]
     end = {**rows[-1], **trajectory(rows, cell["epochs"])}
-    end |= {"parameters": parameters_of(model), "kind": "end"}
+    end |= {"parameters": training.parameters_of(model), "kind": "end"}
     if not end["diverged"]:
         last = training.final_row(model, data)
         end |= {"training loss": last["loss"], "training error": 100 - last["training accuracy"]}
