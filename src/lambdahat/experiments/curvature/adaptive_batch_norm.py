@@ -7,7 +7,7 @@ from functools import partial
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.curvature import second_order
-from lambdahat.experiments.curvature.second_order import damped, damped_cells
+from lambdahat.experiments.curvature.second_order import at, damped, damped_cells, keys
 from lambdahat.experiments.kit import Chart, Claim, Rows, Table
 
 RATE, LARGE_RATE = 1e-3, 3e-3
@@ -15,23 +15,13 @@ DEFAULT = 1e-8
 SAME, MATCH = 1.0, 0.25  # points of training and of validation error
 THEIRS = "VGG-16 with batch norm, CIFAR-100"
 RESNET = "ResNet-50, ImageNet"
-Key = tuple[str, float, float, float]
-NAMES = ("optimizer", "rate", "damping", "decay")
-
-
-def _at(rows: Rows, key: Key, kind: str = "end") -> Rows:
-    return rows.where(kind=kind, **dict(zip(NAMES, key, strict=True)))
-
-
-def _keys(rows: Rows) -> list[Key]:
-    return list(dict.fromkeys(tuple(row[name] for name in NAMES) for row in rows))
 
 
 def _best(rows: Rows, decay: float) -> Rows:
     """The damping above the default of least validation error at the standard rate."""
-    keys = [key for key in _keys(rows) if key[:2] == ("AdamW", RATE) and key[3] == decay]
-    damped = [_at(rows, key) for key in keys if key[2] > DEFAULT]
-    return min(damped, key=lambda part: kit.over_seeds(part, "error").value)
+    same = [key for key in keys(rows, 4) if key[:2] == ("AdamW", RATE) and key[3] == decay]
+    parts = [at(rows, key) for key in same if key[2] > DEFAULT]
+    return min(parts, key=lambda part: kit.over_seeds(part, "error").value)
 
 
 CLAIMS = kit.ClaimTexts(f"""
@@ -54,7 +44,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
     claim = partial(CLAIMS, what=kit.subject(rows))
     decays = sorted(rows.where(optimizer="AdamW").distinct("decay"))
     for decay in decays:
-        usual, best = _at(rows, ("AdamW", RATE, DEFAULT, decay)), _best(rows, decay)
+        usual, best = at(rows, ("AdamW", RATE, DEFAULT, decay)), _best(rows, decay)
         setting = {"decay": decay, "damping": best[0]["damping"]}
         yield claim("held out", kit.gap(usual, best, "error"), **setting)
         reading, unmet = kit.gap(best, usual, "training error"), kit.saturation_reason(best, usual)
@@ -62,19 +52,15 @@ def claims(rows: Rows) -> Iterator[Claim]:
     sgd, last = rows.where(kind="end", optimizer="SGD"), decays[-1]
     best, setting = _best(rows, last), {"decay": last}
     yield claim("match", kit.gap(best, sgd, "error"), damping=best[0]["damping"], **setting)
-    high = next(key for key in _keys(rows) if key[1] == LARGE_RATE)
+    high = next(key for key in keys(rows, 4) if key[1] == LARGE_RATE)
     setting |= {"rate": high[1], "damping": high[2], "barrier": kit.MISSING}
-    yield claim("surpass", kit.gap(sgd, _at(rows, high), "error"), **setting)
+    yield claim("surpass", kit.gap(sgd, at(rows, high), "error"), **setting)
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Every setting."""
-    part, lines = rows.where(kind="end"), []
-    for key in _keys(part):
-        chosen = _at(rows, key)
-        readings = kit.means(chosen, "training error", "error", "largest")
-        diverged = str(sum(chosen.values("diverged")))
-        lines.append((key[0], *(f"{value:g}" for value in key[1:]), *readings, diverged))
+    part = rows.where(kind="end")
+    lines = [second_order.setting_line(rows, key) for key in keys(part, 4)]
     errors = "training error, % | validation error, %"
     header = f"optimiser | α | δ | γ | {errors} | λ₁ | diverged"
     yield kit.table(f"{part[0]['network']}, {part[0]['data']}", header, lines)
@@ -84,10 +70,10 @@ def charts(rows: Rows) -> Iterator[Chart]:
     """Training and validation error over epochs."""
     for column, words in (("training error", "Training error"), ("error", "Validation error")):
         series = []
-        for key in _keys(rows):
+        for key in keys(rows, 4):
             label = f"{key[0]}, α = {key[1]:g}"
             label += f", δ = {key[2]:g}, γ = {key[3]:g}" if key[0] == "AdamW" else ""
-            series.append(kit.curve(label, _at(rows, key, "epoch"), column))
+            series.append(kit.curve(label, at(rows, key, "epoch"), column))
         yield Chart(words, "epoch", f"{column}, %", tuple(series), source="Figures 6.7, 6.8")
 
 

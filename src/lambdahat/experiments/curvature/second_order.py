@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -100,6 +101,10 @@ def sharpness(model: nn.Module, data: training.Images, cell: Cell) -> float:
     return float(pairs.values[0])
 
 
+SETTING = ("optimizer", "rate", "damping", "decay")
+Key = tuple[Any, ...]  # the values of the first of these
+
+
 def damped(optimizer: str, rate: float, damping: float = 0.0, decay: float = 0.0) -> Cell:
     """An optimiser with its rate α, damping δ and decoupled weight decay γ (for SGD: L2)."""
     return {"optimizer": optimizer, "rate": rate, "damping": damping, "decay": decay}
@@ -123,6 +128,24 @@ def damped_run(cell: Cell, device: str) -> list[Row]:
     if cell["samples"] and not end["diverged"]:
         end["largest"] = sharpness(model, data, cell)
     return [*({"kind": "epoch", **row} for row in thin(rows)), {"kind": "end", **end}]
+
+
+def at(rows: Rows, key: Key, kind: str = "end") -> Rows:
+    """The rows of one of the settings of ``keys``."""
+    return rows.where(kind=kind, **dict(zip(SETTING, key, strict=False)))
+
+
+def keys(rows: Rows, count: int) -> list[Key]:
+    """The settings by the first ``count`` parts of SETTING, in the order of the grid."""
+    return list(dict.fromkeys(tuple(row[name] for name in SETTING[:count]) for row in rows))
+
+
+def setting_line(rows: Rows, key: Key) -> tuple[str, ...]:
+    """The line of a table: a setting, its errors and λ₁, and how many runs diverged."""
+    part = at(rows, key)
+    readings = kit.means(part, "training error", "error", "largest")
+    diverged = str(sum(part.values("diverged")))
+    return (key[0], *(f"{value:g}" for value in key[1:]), *readings, diverged)
 
 
 DAMPED_NOTES = kit.sentences("""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -31,28 +31,21 @@ def cells(images: Cell, network: str, seeds: int, rate: float = 0.05) -> list[Ce
     return kit.grid(base, method=METHODS, seed=range(seeds))
 
 
-class SpectralRates:
-    """A tracker of the rate and the momentum in use."""
-
-    name, unit, every = "rates", "epoch", 1
-
-    def measure(
-        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
-    ) -> dict[str, float]:
-        """Rate and momentum of the first group; "lr" multiplies a rate that is measured."""
-        group = optimizer.param_groups[0]
-        rate, momentum = group["lr"] * group.get("rate", 1.0), group["momentum"]
-        return {"rate": float(rate), "momentum": float(momentum)}
-
-
 def run(cell: Cell, device: str) -> list[Row]:
     """A row per epoch: error of the iterate and of the average, rate and momentum."""
     model, data = training.model_and_images(cell, device)
     problem = Problem(model, "cross_entropy", data.training)
     optimizer, schedule = _optimizer(model, cell)
-    given = cell, optimizer, schedule, data.held_out, [SpectralRates()]
-    history = training.train(problem, *given)
-    return _rows(history, cell["epochs"], 100 * (1 - 1 / data.classes))
+
+    def rate_and_momentum() -> Row:
+        group = optimizer.param_groups[0]  # "lr" multiplies a rate that is measured
+        rate = group["lr"] * group.get("rate", 1.0)
+        return {"rate": float(rate), "momentum": float(group["momentum"])}
+
+    watch = training.Watch(rate_and_momentum, every=1)
+    history = training.train(problem, cell, optimizer, schedule, data.held_out, [watch])
+    rates = {row["epoch"]: row for row in watch.rows}
+    return _rows(history, rates, cell["epochs"], 100 * (1 - 1 / data.classes))
 
 
 def _optimizer(model: nn.Module, cell: Cell) -> tuple[Optimizer, Any]:
@@ -69,7 +62,7 @@ def _optimizer(model: nn.Module, cell: Cell) -> tuple[Optimizer, Any]:
     return Averaged(base, **when), None
 
 
-def _rows(history: Run, epochs: int, guess: float) -> list[Row]:
+def _rows(history: Run, rates: Mapping[int, Row], epochs: int, guess: float) -> list[Row]:
     """Errors in per cent; a run that diverged ends with that of guessing."""
     rows: list[Row] = []
     for row in history.epochs:
@@ -80,9 +73,8 @@ def _rows(history: Run, epochs: int, guess: float) -> list[Row]:
                 "epoch": row["epoch"],
                 "error": 100 * (1 - row["validation_accuracy"]) if known else guess,
                 "average error": None if average is None else 100 * (1 - average),
-                "rate": row.get("rate"),
-                "momentum": row.get("momentum"),
                 "last": row["epoch"] == epochs,
+                **rates.get(row["epoch"], {}),
             }
         )
     if history.ended == "diverged":
