@@ -46,6 +46,7 @@ FIRST = (
     *("data", "network", "networks", "net", "nets", "layers", "width", "model", "training"),
     *("held_out", "test", "samples", "size", "sizes", "nodes", "epochs", "seeds", "batch", "rate"),
 )
+SEEDED = ("seed", "seeds", "group")  # settings of a cell that tell seeds apart
 MAX_PARTS = 10  # parts of the line
 LONG = 80  # letters of one part
 
@@ -86,9 +87,9 @@ def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
     Of a list of cells the settings are told, and how many seeds there are.
     """
     if isinstance(config, list):
-        seeds = {cell.get("seed") for cell in config} - {None}
+        seeds = {seed for cell in config for seed in _seeds_of(cell)} - {None}
         pairs = [pair for cell in config for pair in cell.items()]
-        settings = [(name, value) for name, value in pairs if name != "seed" and value]
+        settings = [(name, value) for name, value in pairs if name not in SEEDED and value]
         parts = ((name, part) for name, value in settings for part in _configured_parts(value))
         yield from (pair for pair in parts if _is_scalar(pair[1]))
         yield from [("seeds", len(seeds))] * bool(seeds)
@@ -101,6 +102,12 @@ def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
     names = {name for name, _ in own}
     for _, part in pairs:
         yield from ((name, inner) for name, inner in _scalars(part) if name not in names)
+
+
+def _seeds_of(cell: Mapping[str, Any]) -> list[Any]:
+    """The seed of a cell, or those that it runs together: a list, or how many of its group."""
+    seeds = cell.get("seeds", [cell.get("seed")])
+    return seeds if isinstance(seeds, list) else [(cell.get("group"), i) for i in range(seeds)]
 
 
 def _configured_parts(value: Any) -> list[Any]:
