@@ -88,13 +88,13 @@ def claims(rows: Rows) -> Iterator[Claim]:
     late = runs.where(steps=sorted(runs.distinct("steps"))[-3:])
     end = exact.where(steps=max(exact.values("steps")))
     printed = math.log10((1 - DECAY) / (1 + DECAY))
-    yield claim("matching", _exponent(rows, "matching rate"))
+    yield claim("matching", kit.exponent(rows, "matching rate", "steps"))
     for rate in ("root", "fixed"):
         yield claim(rate, _gap(end, f"average loss, {rate}", f"final loss, {rate}"))
     factor = _gap(last, "ema variance", "final variance")
     yield claim("factor", factor, bound=printed, margin=MARGIN)
-    yield claim("ema", _exponent(late, "ema variance"))
-    yield claim("average", _exponent(late, "average variance"))
+    yield claim("ema", kit.exponent(late, "ema variance", "steps"))
+    yield claim("average", kit.exponent(late, "average variance", "steps"))
     yield claim("noise", _gap(last, "average variance", "ema variance"))
     yield claim("mean", _gap(last, "ema bias", "average bias"))
     yield claim("early", _gap(early, "ema loss", "average loss"))
@@ -106,16 +106,6 @@ def claims(rows: Rows) -> Iterator[Claim]:
 def _gap(rows: Rows, upper: str, lower: str) -> Reading:
     """log₁₀ of the ratio of two columns, quadratic by quadratic."""
     return kit.paired_difference(kit.logs(rows, upper), kit.logs(rows, lower))
-
-
-def _exponent(rows: Rows, column: str) -> Reading:
-    """The slope of log₁₀ of a column over log₁₀ of the steps, quadratic by quadratic."""
-
-    def slope(part: Rows) -> float:
-        x, y = (np.log10(part.values(name)).tolist() for name in ("steps", column))
-        return kit.slope(x, y).value
-
-    return kit.by_seed(rows, slope)
 
 
 def tables(rows: Rows) -> Iterator[Table]:

@@ -65,7 +65,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
     """)
     for kind in MET:
         part, end = rows.where(noise=kind), rows.where(noise=kind, size=largest)
-        yield claim("falls", kit.by_seed(part, _exponent), kind=kind)
+        yield claim("falls", kit.exponent(part, "distance", "size"), kind=kind)
         yield claim("near", kit.over_seeds(end, "distance"), kind=kind)
         yield claim("end", kit.over_seeds(end, "largest"), kind=kind)
     why = {UNEVEN: "condition (ii) is broken", WIDE: "elements depend on each other"}
@@ -78,12 +78,6 @@ def claims(rows: Rows) -> Iterator[Claim]:
     )
     error, dof = math.hypot(near.stderr, wide.stderr), near.dof + wide.dof
     yield claim("samples", Reading(near.value - wide.value, error, dof, near.count))
-
-
-def _exponent(rows: Rows) -> float:
-    """The slope of log₁₀ of the distance over log₁₀ of P."""
-    sizes, distances = (np.log10(rows.values(name)).tolist() for name in ("size", "distance"))
-    return kit.slope(sizes, distances).value
 
 
 def tables(rows: Rows) -> Iterator[Table]:

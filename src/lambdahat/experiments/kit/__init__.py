@@ -16,6 +16,7 @@ from lambdahat.experiments.kit.cells import capitalize as capitalize
 from lambdahat.experiments.kit.cells import curve as curve
 from lambdahat.experiments.kit.cells import decades as decades
 from lambdahat.experiments.kit.cells import errors as errors
+from lambdahat.experiments.kit.cells import exponent as exponent
 from lambdahat.experiments.kit.cells import finite as finite
 from lambdahat.experiments.kit.cells import gap as gap
 from lambdahat.experiments.kit.cells import gap_of_gaps as gap_of_gaps

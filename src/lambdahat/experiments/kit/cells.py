@@ -10,7 +10,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference
+import numpy as np
+
+from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference, slope
 from lambdahat.results.charts import Chart, Series
 
 Cell = dict[str, Any]
@@ -175,6 +177,16 @@ def over_seeds(rows: Rows, name: str, by: By = "seed") -> Reading:
 def by_seed(rows: Rows, statistic: Callable[[Rows], float]) -> Reading:
     """The mean over seeds of a number that is computed from the rows of each."""
     return mean_of([statistic(part) for _, part in rows.groups("seed")])
+
+
+def exponent(rows: Rows, column: str, x: str) -> Reading:
+    """The slope of log₁₀ of a column over log₁₀ of another, seed by seed."""
+
+    def fit(part: Rows) -> float:
+        logs = (np.log10(part.values(name)).tolist() for name in (x, column))
+        return slope(*logs).value
+
+    return by_seed(rows, fit)
 
 
 def means(rows: Rows, *names: str) -> list[str]:
