@@ -102,7 +102,7 @@ def test_images_that_are_not_there_are_refused(cell, message):
 
 def test_an_unknown_network_is_refused():
     with pytest.raises(ValueError, match="network must be one of 'All-CNN'"):
-        network("AlexNet", images(DIGITS, "cpu"), 0)
+        network("AlexNet", (1, 8, 8), 10, 0)
 
 
 def test_frobenius_is_the_mean_squared_eigenvalue():
@@ -112,7 +112,7 @@ def test_frobenius_is_the_mean_squared_eigenvalue():
 
 def test_a_measurement_agrees_with_the_dense_hessian():
     found = images({**DIGITS, "side": 4}, "cpu")
-    model = network("MLP-4", found, 0)
+    model = network("MLP-4", found.shape, found.classes, 0)
     problem = curvature_problem(model, found, DIGITS)
     assert problem.num_samples == 50
     values = torch.linalg.eigvalsh(hessian(problem).dense().double())
@@ -124,8 +124,8 @@ def test_a_measurement_agrees_with_the_dense_hessian():
 
 def test_modes_are_the_papers_two_only_with_batch_norm():
     found = images({**DIGITS, "side": 4}, "cpu")
-    assert modes_of(network("MLP-4", found, 0)) == ("eval",)
-    wide = network("WideResNet-10×1", found, 0)
+    assert modes_of(network("MLP-4", found.shape, found.classes, 0)) == ("eval",)
+    wide = network("WideResNet-10×1", found.shape, found.classes, 0)
     assert modes_of(wide) == ("train", "eval")
     problem = curvature_problem(wide, found, DIGITS, "train")
     assert problem.norm == "train"
@@ -156,7 +156,7 @@ def test_a_network_is_judged_by_its_largest_logit():
         float(torch.nn.functional.cross_entropy(inputs, torch.tensor([0, 1, 1])))
     )
     found = images({**DIGITS, "side": 4}, "cpu")
-    model = network("MLP-4", found, 0)
+    model = network("MLP-4", found.shape, found.classes, 0)
     norm = torch.nn.utils.parameters_to_vector(model.parameters()).detach().norm()
     assert final_row(model, found)["norm"] == pytest.approx(float(norm), rel=1e-6)
 
@@ -384,10 +384,10 @@ def test_claims_on_hessian_and_gauss_newton_matrix_at_the_origin_follow_from_row
 
 def test_bounds_are_the_papers_for_chains_and_none_with_shortcuts():
     found = images({**DIGITS, "data": "digits"}, "cpu")
-    chain = network("MLP-20-12", found, 0)
+    chain = network("MLP-20-12", found.shape, found.classes, 0)
     problem = Problem(chain, "cross_entropy", found.training)
     assert rank_degeneracy.claimed_bound(problem, chain, 64, 10) == 4 * 10 * (20 + 12 + 10 + 64)
-    wide = network("WideResNet-10×1", found, 0)
+    wide = network("WideResNet-10×1", found.shape, found.classes, 0)
     assert rank_degeneracy.claimed_bound(problem, wide, 64, 10) is None
     small = torch.nn.Sequential(
         torch.nn.Conv2d(1, 3, 3), torch.nn.Flatten(), torch.nn.Linear(108, 10)
@@ -417,7 +417,7 @@ def test_softmax_regression_loses_a_class_of_rank():
 
 def toy_rows(seeds=6):
     experiment = find("deep-linear-toy")
-    cells = deep_linear_toy.cells(deep_linear_toy.DeepLinearToyScale(seeds))
+    cells = deep_linear_toy.cells(seeds)
     return [{**cell, **row} for cell in cells for row in experiment.run(cell, "cpu")]
 
 

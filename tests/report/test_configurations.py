@@ -51,6 +51,8 @@ LINES = {
         [{"rate": rate, "seed": seed, "data": "digits"} for rate in (0.1, 0.2) for seed in (0, 1)],
         "data: digits · seeds: 2 · rate: 0.1 / 0.2",
     ),
+    "cells of several seeds": ([{"rate": 0.1, "seeds": [0, 1]}], "seeds: 2 · rate: 0.1"),
+    "groups of seeds": ([{"k": 3, "seeds": 2, "group": i} for i in range(3)], "seeds: 6 · k: 3"),
     "no configuration": (None, ""),
 }
 
@@ -64,6 +66,14 @@ def test_in_full_it_has_every_field():
     assert in_full(Part("MLP", 5)) == {
         "config: network": "MLP",
         "config: epochs": "5",
+        "config: data": "digits",
+    }
+    cells = [
+        {"rate": rate, "data": "digits", "seed": seed} for rate in (0.1, 0.2) for seed in (0, 1)
+    ]
+    assert in_full(cells) == {
+        "config: cells": "4",
+        "config: rate": "0.1 / 0.2",
         "config: data": "digits",
     }
     assert in_full(None) == {}

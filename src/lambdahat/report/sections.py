@@ -47,14 +47,19 @@ FIRST = (
     *("held_out", "test", "samples", "size", "sizes", "nodes", "epochs", "seeds", "batch", "rate"),
 )
 Find = Callable[[str], Experiment]
+SEEDED = ("seed", "seeds", "group")  # settings of a cell that tell seeds apart
 MAX_PARTS = 10  # parts of the line
 LONG = 80  # letters of one part
 
 
 def in_full(config: Any) -> dict[str, str]:
-    """Every field of a configuration, or the number of its cells."""
+    """Every field of a configuration; of cells their number, and all settings but the seed."""
     if isinstance(config, list):
-        return {"config: cells": str(len(config))}
+        settings: dict[str, dict[str, None]] = {}
+        for name, value in (pair for cell in config for pair in cell.items() if pair[0] != "seed"):
+            settings.setdefault(f"config: {name}", {})[str(value)] = None
+        texts = {name: " / ".join(values) for name, values in settings.items()}
+        return {"config: cells": str(len(config)), **texts}
     if not dataclasses.is_dataclass(config):
         return {}
     return {f"config: {f.name}": str(getattr(config, f.name)) for f in dataclasses.fields(config)}
@@ -83,9 +88,9 @@ def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
     Of a list of cells the settings are told, and how many seeds there are.
     """
     if isinstance(config, list):
-        seeds = {cell.get("seed") for cell in config} - {None}
+        seeds = {seed for cell in config for seed in _seeds_of(cell)} - {None}
         pairs = [pair for cell in config for pair in cell.items()]
-        settings = [(name, value) for name, value in pairs if name != "seed" and value]
+        settings = [(name, value) for name, value in pairs if name not in SEEDED and value]
         parts = ((name, part) for name, value in settings for part in _configured_parts(value))
         yield from (pair for pair in parts if _is_scalar(pair[1]))
         yield from [("seeds", len(seeds))] * bool(seeds)
@@ -98,6 +103,12 @@ def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
     names = {name for name, _ in own}
     for _, part in pairs:
         yield from ((name, inner) for name, inner in _scalars(part) if name not in names)
+
+
+def _seeds_of(cell: Mapping[str, Any]) -> list[Any]:
+    """The seed of a cell, or those that it runs together: a list, or how many of its group."""
+    seeds = cell.get("seeds", [cell.get("seed")])
+    return seeds if isinstance(seeds, list) else [(cell.get("group"), i) for i in range(seeds)]
 
 
 def _configured_parts(value: Any) -> list[Any]:

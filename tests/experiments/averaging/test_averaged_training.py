@@ -3,7 +3,6 @@ themselves.
 """
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,12 +17,9 @@ from lambdahat.experiments.averaging.averaged_training import (
     gap,
     image_task,
     make_optimizer,
-    network,
-    parameters_of,
     recipe,
     schedule_of,
     sharing_runs,
-    small_vgg,
     top_accuracy,
     train,
     training_of,
@@ -37,6 +33,7 @@ from lambdahat.experiments.averaging.gadam_language import (
 )
 from lambdahat.experiments.kit import training
 from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.training import network, parameters_of, small_vgg
 from lambdahat.optim import SWA, Averaged, Gadam, GadamX, Lookahead, PadamW
 from lambdahat.problem import Problem
 
@@ -249,8 +246,7 @@ def test_the_made_text_has_its_entropy_rate():
 
 
 def test_a_language_run_judges_its_solution_as_training_did():
-    config = replace(gadam_language.EXPERIMENT.scales["smoke"], seeds=1)
-    cells = {cell["name"]: cell for cell in gadam_language.cells(config)}
+    cells = {cell["name"]: cell for cell in gadam_language.EXPERIMENT.grid("smoke")}
     assert cells["Padam"]["schedule"] == "step"
     task, _ = gadam_language.language_task(cells["Gadam"], "cpu")
     trained = train(cells["Gadam"], task)

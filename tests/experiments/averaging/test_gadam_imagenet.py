@@ -2,10 +2,10 @@
 pictures.
 """
 
-import numpy as np
 import pytest
 import torch
 
+from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import gadam_imagenet
 from lambdahat.experiments.averaging.gadam_imagenet import picture_task
 from lambdahat.experiments.kit.cells import Rows
@@ -26,25 +26,14 @@ def pictures(tmp_path):
     return tmp_path
 
 
-def config(**changes):
-    settings = {
-        "data": "imagenet32",
-        "training": 16,
-        "held_out": 2,
-        "epochs": 3,
-        "seeds": 1,
-        "networks": ("VGG-4×2-BN",),
-        "batch": 8,
-        "augmented": False,
-        "more_seeds": 1,
-        **changes,
-    }
-    return gadam_imagenet.ImagenetScale(**settings)
+def small_cells(folder="", data="imagenet32", epochs=3, side=0):
+    images = kit.image_setting(data, 16, 2, epochs, side=side, batch=8)
+    return gadam_imagenet.cells(images, ["VGG-4×2-BN"], seeds=1, more_seeds=1, folder=folder)
 
 
 def test_imagenet_at_32_pixels_is_read_standardised_and_trained_on(tmp_path):
     write_small(tmp_path, "npz")
-    cells = gadam_imagenet.cells(config(folder=str(tmp_path)))
+    cells = small_cells(str(tmp_path))
     assert [cell["run"] for cell in cells] == [*gadam_imagenet.RUNS, *gadam_imagenet.MORE]
     task = picture_task(cells[0], "cpu")
     x, y = task.problem.batches.first().data
@@ -61,8 +50,8 @@ def test_imagenet_at_32_pixels_is_read_standardised_and_trained_on(tmp_path):
 
 
 def test_folders_of_pictures_are_read_one_by_one_and_learnt(pictures):
-    wanted = config(data="imagenet", folder=str(pictures), side=16, epochs=6)
-    cells = [cell for cell in gadam_imagenet.cells(wanted) if cell["run"] in ("SGD", "SGD IA")]
+    cells = small_cells(str(pictures), "imagenet", epochs=6, side=16)
+    cells = [cell for cell in cells if cell["run"] in ("SGD", "SGD IA")]
     rows = []
     for cell in cells:
         rows += [{**cell, **row} for row in gadam_imagenet.run(cell, "cpu")]
@@ -73,7 +62,7 @@ def test_folders_of_pictures_are_read_one_by_one_and_learnt(pictures):
 
 
 def test_a_folder_must_be_named_and_have_one_set_of_classes(pictures):
-    cell = gadam_imagenet.cells(config(data="imagenet", side=16))[0]
+    cell = small_cells(data="imagenet", side=16)[0]
     with pytest.raises(ValueError, match="folder must name the folder above train and val"):
         picture_task(cell, "cpu")
     (pictures / "val" / "n02").rename(pictures / "val" / "n03")
@@ -82,7 +71,6 @@ def test_a_folder_must_be_named_and_have_one_set_of_classes(pictures):
 
 
 def test_a_stand_in_says_so_in_its_table(tmp_path):
-    smoke = gadam_imagenet.EXPERIMENT.scales["smoke"]
     end = {
         "kind": "end",
         "network": "N",
@@ -93,7 +81,7 @@ def test_a_stand_in_says_so_in_its_table(tmp_path):
         "iterate accuracy": 1.0,
         "training accuracy": 1.0,
     }
-    for data, expected in ((smoke.data, True), ("imagenet32", False)):
+    for data, expected in (("digits", True), ("imagenet32", False)):
         rows = Rows([{**end, "data": data, "run": name} for name in gadam_imagenet.RUNS])
         assert (
             "in place of ImageNet" in gadam_imagenet.EXPERIMENT.tables(rows)[0].title
@@ -102,10 +90,8 @@ def test_a_stand_in_says_so_in_its_table(tmp_path):
 
 def test_the_configurations_of_the_thesis_are_whole():
     for wanted in (gadam_imagenet.IMAGENET_32, gadam_imagenet.IMAGENET):
-        assert len(gadam_imagenet.cells(wanted)) == 3 * (
-            len(gadam_imagenet.RUNS) + len(gadam_imagenet.MORE)
-        )
-    assert np.isclose(gadam_imagenet.FIRST * gadam_imagenet.IMAGENET.epochs, 60)
+        assert len(wanted) == 3 * (len(gadam_imagenet.RUNS) + len(gadam_imagenet.MORE))
+    assert {cell["first"] for cell in gadam_imagenet.IMAGENET} == {60}
 
 
 def test_a_table_and_charts_for_each_network():
@@ -119,7 +105,7 @@ def test_a_table_and_charts_for_each_network():
         "iterate accuracy": 1.0,
         "training accuracy": 1.0,
     }
-    networks = gadam_imagenet.EXPERIMENT.scales["paper"].networks
+    networks = Rows(gadam_imagenet.EXPERIMENT.grid("paper")).distinct("network")
     rows = Rows(
         [
             {**end, "network": network, "run": name}
@@ -143,7 +129,7 @@ def test_at_paper_scale_cells_are_network_by_run_by_seed():
     cells = gadam_imagenet.EXPERIMENT.grid("paper")
     first, second = (
         [cell["run"] for cell in cells if cell["network"] == name]
-        for name in gadam_imagenet.EXPERIMENT.scales["paper"].networks
+        for name in Rows(cells).distinct("network")
     )
     assert sorted(first) == sorted(3 * [*gadam_imagenet.RUNS, *gadam_imagenet.MORE])
     assert sorted(second) == sorted(3 * gadam_imagenet.TABLE)

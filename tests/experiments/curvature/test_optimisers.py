@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 
+from lambdahat.experiments import kit
 from lambdahat.experiments.curvature import (
     adaptive_batch_norm,
     adaptive_damping,
@@ -49,7 +50,7 @@ CELL = {
 def test_every_optimiser_learns(name, rate, damping):
     cell = {**CELL, "optimizer": name, "rate": rate, "damping": damping}
     found = images(cell, "cpu")
-    run = second_order.train(network(cell["network"], found, 0), found, cell)
+    run = second_order.train(network(cell["network"], found.shape, found.classes, 0), found, cell)
     rows = second_order.epoch_rows(run, found.classes)
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     assert run.last["loss"] < 0.98 * run.epochs[0]["loss"]
@@ -66,7 +67,7 @@ def test_every_optimiser_learns(name, rate, damping):
 def test_a_run_that_diverges_has_the_error_of_guessing():
     cell = {**CELL, "optimizer": "SGD", "rate": 1e25}
     found = images(cell, "cpu")
-    run = second_order.train(network(cell["network"], found, 0), found, cell)
+    run = second_order.train(network(cell["network"], found.shape, found.classes, 0), found, cell)
     end = second_order.end_row(run, second_order.epoch_rows(run, 10), 4, 10)
     assert end["diverged"]
     assert end["error"] == pytest.approx(90)
@@ -85,12 +86,12 @@ def test_other_errors_are_not_taken_for_divergence():
     cell = {**CELL, "optimizer": "Lanczos", "rate": 0.1, "damping": 0.5, "pairs": 10**6}
     found = images(cell, "cpu")
     with pytest.raises(ValueError, match="pairs must lie in"):
-        second_order.train(network(cell["network"], found, 0), found, cell)
+        second_order.train(network(cell["network"], found.shape, found.classes, 0), found, cell)
 
 
 def test_sharpness_is_the_dense_hessians():
     found = images(CELL, "cpu")
-    model = network("MLP-6", found, 0)
+    model = network("MLP-6", found.shape, found.classes, 0)
     exact = torch.linalg.eigvalsh(hessian(curvature_problem(model, found, CELL)).dense().double())[
         -1
     ]
@@ -145,8 +146,8 @@ def test_claims_on_second_order_follow_from_rows(right, expected):
 
 
 def test_the_rates_in_use_are_kept_and_averages_begin_late():
-    config = spectral_rates.SpectralScale("digits", 100, 60, 9, 1, "MLP-6", side=4, batch=50)
-    cells = {cell["method"]: cell for cell in spectral_rates.cells(config)}
+    images = kit.image_setting("digits", 100, 60, epochs=9, side=4, batch=50)
+    cells = {cell["method"]: cell for cell in spectral_rates.cells(images, "MLP-6", seeds=1)}
     rows = spectral_rates.run(cells["SSGDMN"], "cpu")
     assert [row["average error"] is None for row in rows] == [True] * 7 + [False] * 2
     assert len({row["rate"] for row in rows}) == 9
@@ -188,16 +189,16 @@ def adaptive_rows(right):
     """The printed λ₁ and accuracies, or the same with every order turned round."""
     rows = []
     for one, seed in product(adaptive_damping.PLAIN, range(SEEDS)):
-        key = (one.optimizer, one.rate, one.damping)
+        key = (one["optimizer"], one["rate"], one["damping"])
         value, accuracy = adaptive_damping.PRINTED.get(
-            key, (9.0, 60.0 if one.optimizer == "Adam" else 66.0 if right else 64.0)
+            key, (9.0, 60.0 if one["optimizer"] == "Adam" else 66.0 if right else 64.0)
         )
         rows.append(
             {
                 "kind": "end",
-                "optimizer": one.optimizer,
-                "rate": one.rate,
-                "damping": one.damping,
+                "optimizer": one["optimizer"],
+                "rate": one["rate"],
+                "damping": one["damping"],
                 "seed": seed,
                 "largest": (value if right else 1 / value) * (1 + jitter(seed)),
                 "error": (100 - accuracy if right else accuracy) + jitter(seed),
@@ -276,13 +277,13 @@ def decoupled_rows(right):
     return [
         {
             "kind": "end",
-            "optimizer": one.optimizer,
-            "rate": one.rate,
-            "damping": one.damping,
-            "decay": one.decay,
+            "optimizer": one["optimizer"],
+            "rate": one["rate"],
+            "damping": one["damping"],
+            "decay": one["decay"],
             "seed": seed,
-            "training error": 1.0 + (one.damping > 1e-8) * (0 if right else 9) + jitter(seed),
-            "error": 10 - (5 if right else -5) * (one.damping > 1e-8) + jitter(seed * 2),
+            "training error": 1.0 + (one["damping"] > 1e-8) * (0 if right else 9) + jitter(seed),
+            "error": 10 - (5 if right else -5) * (one["damping"] > 1e-8) + jitter(seed * 2),
         }
         for one in adaptive_batch_norm.DECOUPLED
         for seed in range(SEEDS)
@@ -313,10 +314,8 @@ def test_the_rate_chosen_after_the_results_is_our_own_comparison():
 
 
 def test_rates_of_known_optimisers():
-    config = direction_rates.DirectionScale(
-        "digits", 80, 100, 1, 1, "MLP-4", samples=80, pairs=10, side=4, batch=40
-    )
-    rows = Rows(direction_rates.run(direction_rates.cells(config)[0], "cpu"))
+    cell = kit.setting("digits", 80, 100, epochs=1, side=4, batch=40, samples=80, pairs=10)
+    rows = Rows(direction_rates.run(cell | {"network": "MLP-4", "seed": 0}, "cpu"))
     assert rows.where(optimizer="SGD")[0]["ratio"] == pytest.approx(1, abs=1e-5)
     assert rows.where(optimizer="Padam", setting=0.0)[0]["ratio"] == pytest.approx(1, abs=1e-5)
     for row in rows.where(optimizer="Lanczos"):

@@ -30,7 +30,7 @@ CELL = {
 @pytest.fixture(scope="module")
 def problem():
     found = images(CELL, "cpu")
-    return curvature_problem(network("MLP-3", found, 0), found, CELL)
+    return curvature_problem(network("MLP-3", found.shape, found.classes, 0), found, CELL)
 
 
 def test_ritz_vectors_are_eigenvectors_once_the_space_is_whole():

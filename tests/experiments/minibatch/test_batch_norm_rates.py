@@ -9,11 +9,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from lambdahat._core.rng import generator
-from lambdahat.experiments.averaging.averaged_training import network
 from lambdahat.experiments.kit.cells import Rows, key_of
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
 from lambdahat.experiments.kit.experiment import SCALES
-from lambdahat.experiments.kit.training import images
+from lambdahat.experiments.kit.training import images, network
 from lambdahat.experiments.minibatch.batch_norm_rates import (
     EXPERIMENT,
     claims,

@@ -13,7 +13,6 @@ from lambdahat.experiments.kit.claims import judge
 from lambdahat.experiments.minibatch import lanczos_opt as module
 from lambdahat.experiments.minibatch.lanczos_opt import (
     EXPERIMENT,
-    LanczosScale,
     Softmax,
     cells,
     krylov,
@@ -244,7 +243,7 @@ def test_the_slope_over_dampings_is_in_percent_per_tenfold():
 
 
 def test_cells_of_seeds_together_are_the_whole_run(found):
-    (cell,) = cells(LanczosScale(module.SCALES["smoke"], together=2))
+    (cell,) = cells(module.SCALES["smoke"], seeds=2, together=2)
     assert EXPERIMENT.run(cell, "cpu") == list(found)
     alone = EXPERIMENT.grid("smoke")
     assert [(one["group"], one["seeds"]) for one in alone] == [(0, 1), (1, 1)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
@@ -16,44 +15,28 @@ AVERAGED = ("SWA", "Adam-IA", "Gadam", "GadamX")
 SLOW = "SWA, low rate"
 COMPARABLE = 0.1  # decades
 LOW = 0.05  # of the first rate, where the others average at a half
+RATE, COUPLED, DECOUPLED = 0.1, 5e-4, 0.25  # the last two are weight decays
 
 
-@dataclass(frozen=True)
-class AdamScale(kit.ImageScale):
-    """A network with batch norm and the same without, Adam's rate, and weight decays.
+def cells(images: Cell, network: str, adam_rate: float, seeds: int) -> list[Cell]:
+    """Runs with averages and scheduled AdamW with batch norm; two of them also without it.
 
-    ``coupled`` is added to the gradients of SGD and Adam, ``decoupled`` and ``partial`` shrink the
-    weights of AdamW and GadamX.
+    Weight decay is added to the gradients of SGD and Adam, and shrinks the weights of the others.
     """
-
-    network: str
-    adam_rate: float
-    coupled: float = 5e-4
-    decoupled: float = 0.25
-    partial: float = 2.5e-3
-    rate: float = 0.1
-
-
-def cells(config: AdamScale) -> list[Cell]:
-    """Runs with averages and scheduled AdamW with batch norm; two of them also without it."""
-    varied = "network", "adam_rate", "coupled", "decoupled", "partial", "rate", "seeds"
-    base = runs.shared_settings(config, *varied)
     tuned = {
-        "SWA": (config.rate, config.coupled),
-        "Adam-IA": (config.adam_rate, config.coupled),
-        "Gadam": (config.adam_rate, config.decoupled),
-        "GadamX": (config.rate, config.partial),
-        "AdamW": (config.adam_rate, config.decoupled),
+        "SWA": (RATE, COUPLED),
+        "Adam-IA": (adam_rate, COUPLED),
+        "Gadam": (adam_rate, DECOUPLED),
+        "GadamX": (RATE, 2.5e-3),
+        "AdamW": (adam_rate, DECOUPLED),
     }
-    plans = {name: runs.recipe(name, *pair, config.epochs) for name, pair in tuned.items()}
+    plans = {name: runs.recipe(name, *pair, images["epochs"]) for name, pair in tuned.items()}
     plans[SLOW] = {**plans["SWA"], "ratio": LOW}
-    grid = [(WITH, f"{config.network}-BN", name) for name in plans]
-    grid += [(WITHOUT, config.network, name) for name in ("Gadam", "AdamW")]
-    settings = [
-        {"norm layers": norm, "network": network, "run": name, **plans[name]}
-        for norm, network, name in grid
-    ]
-    return kit.grid(base, setting=settings, seed=range(config.seeds))
+    normed = {"norm layers": WITH, "network": f"{network}-BN"}
+    bare = {"norm layers": WITHOUT, "network": network}
+    settings = [{**normed, "run": name, **plan} for name, plan in plans.items()]
+    settings += [{**bare, "run": name, **plans[name]} for name in ("Gadam", "AdamW")]
+    return kit.grid(images, setting=settings, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -181,19 +164,20 @@ def _both(rows: Rows, names: tuple[str, ...], iterate: str, average: str) -> tup
     return tuple(series)
 
 
-# data set, training and held-out samples, epochs, seeds
-PAPER = ("cifar100", 45_000, 5_000, 34, 3)
+SMOKE = kit.image_setting("digits", 96, 64, epochs=4, batch=32)
+CPU = kit.image_setting("cifar10", 2000, 4000, epochs=30, side=8, batch=64)
+PAPER = kit.image_setting("cifar100", 45_000, 5000, epochs=34, augmented=True, precision="bfloat16")
 EXPERIMENT = kit.Experiment(
     "adam-ia",
     "Averages of Adam's iterates with coupled and with decoupled weight decay",
     kit.SPECTRAL,
     "§7.4, Figures 7.1, 7.2, 7.5 and 7.6",
     {
-        "smoke": AdamScale("digits", 96, 64, 4, 2, "VGG-4×4", 3e-3, batch=32),
-        "cpu": AdamScale("cifar10", 2000, 4000, 30, 6, "VGG-4×16", 1e-3, side=8, batch=64),
-        "paper": AdamScale(*PAPER, "VGG-16", 5e-4, augmented=True, precision="bfloat16"),
+        "smoke": cells(SMOKE, "VGG-4×4", adam_rate=3e-3, seeds=2),
+        "cpu": cells(CPU, "VGG-4×16", adam_rate=1e-3, seeds=6),
+        "paper": cells(PAPER, "VGG-16", adam_rate=5e-4, seeds=3),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100; on a CPU
           CIFAR-10.

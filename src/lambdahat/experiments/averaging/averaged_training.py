@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,8 +23,6 @@ from lambdahat._core.check import require, require_choice, require_count
 from lambdahat.experiments import kit
 from lambdahat.experiments.kit import Cell, Reading, Row, Rows, training
 from lambdahat.experiments.kit.cells import key_of
-from lambdahat.models import preresnet, resnet50, wide_resnet
-from lambdahat.models.initial import he, initialize
 from lambdahat.optim.adaptive import Gadam, GadamX, Padam, PadamW
 from lambdahat.optim.averaging import SWA, Averaged, Lookahead, refresh_batch_norm
 from lambdahat.optim.schedules import make_schedule
@@ -33,58 +30,10 @@ from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batches
 from lambdahat.training.stepping import joint_norm
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    **training.NETWORKS,
-    "PreResNet-20": partial(preresnet, 20),
-    "ResNet-50": resnet50,
-    "WideResNet-16×4": partial(wide_resnet, 16, 4),
-}
-SMALL = re.compile(r"VGG-4×(\d+)(-BN)?")
-
-
-def small_vgg(
-    width: int = 16, batch_norm: bool = True, channels: int = 3, classes: int = 10, seed: int = 0
-) -> nn.Sequential:
-    """Three 3 × 3 convolutions of w, 2w and 4w filters, each pooled, and a linear layer.
-
-    For images of at least 4 × 4, where VGG-16 needs 32 × 32.
-
-    >>> tuple(small_vgg(4)(torch.zeros(2, 3, 8, 8)).shape)
-    (2, 10)
-    """
-    require_count(width, "width")
-    layers: list[nn.Module] = []
-    # the layers' own initialisation would draw from the global generator
-    with torch.device("meta"):
-        inputs = channels
-        for outputs in (width, 2 * width, 4 * width):
-            norm = [nn.BatchNorm2d(outputs)] if batch_norm else []
-            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *norm, nn.ReLU(), nn.MaxPool2d(2)]
-            inputs = outputs
-        head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)
-        model = nn.Sequential(*layers[:-1], *head)
-    initialize(model, seed, f"small_vgg{width}", he)
-    return model
-
-
-def network(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """A network of ``NETWORKS``, or ``small_vgg`` by its width: "VGG-4×16", "VGG-4×16-BN"."""
-    small = SMALL.fullmatch(name)
-    require(len(shape) == 3, "shape", "be (channels, height, width)", repr(shape))
-    if small is not None:
-        return small_vgg(int(small[1]), small[2] is not None, shape[0], classes, seed)
-    make = NETWORKS[require_choice(name, "network", NETWORKS, 'or "VGG-4×16-BN" of any width')]
-    return make(channels=shape[0], classes=classes, seed=seed)
-
 
 def family(name: str) -> str:
     """The first word of a network's name: "VGG" of "VGG-16-BN"."""
     return name.split("-")[0]
-
-
-def parameters_of(model: nn.Module) -> int:
-    """The number of parameters of a network."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 class AveragePlan(NamedTuple):
@@ -158,19 +107,12 @@ BASES = {
     "Gadam": "AdamW",
     "GadamX": "PadamW",
 }
-FULL = "float32"
 FINAL = {"linear": 0.01, "averaging": 0.5}  # last rate over first, as in the thesis's code
 
 
 def averages(name: str) -> bool:
     """Whether an optimiser, by its name, returns the average of its iterates."""
     return name.removesuffix(LOOKAHEAD).removesuffix(AUTO) in BASES
-
-
-def shared_settings(config: Any, *varied: str) -> Cell:
-    """The fields that all cells share; ``precision`` only if not float32, as in stored cells."""
-    base = kit.settings_of(config, *varied)
-    return {name: value for name, value in base.items() if (name, value) != ("precision", FULL)}
 
 
 def recipe(
@@ -301,10 +243,8 @@ class AveragedRun:
 
 def image_task(cell: Cell, device: str, start: int | None = None) -> AveragedTask:
     """A cell's network on its part of the data; ``start`` seeds the weights."""
-    data = training.images(cell, device)
-    seed = cell["seed"] if start is None else start
-    model = network(cell["network"], data.shape, data.classes, seed)
-    training.on_device(model, device)
+    data, seed = training.images(cell, device), cell["seed"] if start is None else start
+    model = training.network(cell["network"], data.shape, data.classes, seed, device)
     problem = Problem(model, "cross_entropy", data.training, batch_size=JUDGED)
     return AveragedTask(model, problem, problem.on(data.held_out, JUDGED).batches)
 
@@ -406,7 +346,7 @@ def top_accuracy(model: nn.Module, batches: Batches, top: int = 1) -> float:
 
 def size_of(task: AveragedTask) -> Row:
     """The number of parameters as a column of a row."""
-    return {"parameters": parameters_of(task.model)}
+    return {"parameters": training.parameters_of(task.model)}
 
 
 RUN = ("network", "seed")  # which runs are compared with each other

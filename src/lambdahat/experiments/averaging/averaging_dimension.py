@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -37,24 +36,14 @@ PRINTED = {
 }
 
 
-@dataclass(frozen=True)
-class DimensionScale(kit.Scale):
-    """One scale: ``widths`` of the small network and ``dimensions`` of the quadratic."""
-
-    widths: tuple[int, ...]
-    dimensions: tuple[int, ...]
-    side: int = 0
-    augmented: bool = False
-
-
-def cells(config: DimensionScale) -> list[Cell]:
-    """Width × optimiser × seed, and dimension × seed."""
-    base = {"subject": "network", **kit.settings_of(config, "widths", "dimensions", "seeds")}
+def cells(images: Cell, widths: Iterable[int], dimensions: Iterable[int], seeds: int) -> list[Cell]:
+    """Width of the network × optimiser × seed, and dimension of the quadratic × seed."""
     tuned = {name: tuned_settings("VGG", name) for name in OPTIMIZERS}
-    recipes = [runs.recipe(name, *pair, config.epochs) for name, pair in tuned.items()]
-    names, seeds = [f"VGG-4×{width}-BN" for width in config.widths], range(config.seeds)
-    networks = kit.grid(base, network=names, recipe=recipes, seed=seeds)
-    return networks + kit.grid({"subject": "quadratic"}, dimension=config.dimensions, seed=seeds)
+    recipes = [runs.recipe(name, *pair, images["epochs"]) for name, pair in tuned.items()]
+    base, names = {"subject": "network", **images}, [f"VGG-4×{width}-BN" for width in widths]
+    networks = kit.grid(base, network=names, recipe=recipes, seed=range(seeds))
+    quadratic = {"subject": "quadratic"}
+    return networks + kit.grid(quadratic, dimension=dimensions, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -198,20 +187,21 @@ def charts(rows: Rows) -> Iterator[Chart]:
     yield Chart(title, "P", "‖w‖²", squares, x_log=True, y_log=True, source="Theorem 18")
 
 
-# data set, training and held-out samples, epochs, seeds; widths; dimensions
-CPU = ("cifar10", 2000, 4000, 20, 5, (2, 4, 8, 16, 32), (10, 100, 1000, 10_000))
-PAPER = ("cifar10", 5_000, 10_000, 30, 3, (4, 8, 16, 32, 64, 128), (10, 100, 1000, 10_000, 100_000))
+SMOKE = kit.image_setting("digits", 96, 64, epochs=3, batch=32)
+CPU = kit.image_setting("cifar10", 2000, 4000, epochs=20, side=8, batch=64)
+PAPER = kit.image_setting("cifar10", 5_000, 10_000, epochs=30, augmented=True)
+DIMENSIONS = (10, 100, 1000, 10_000, 100_000)
 EXPERIMENT = kit.Experiment(
     "averaging-dimension",
     "The gain of averaging against the number of parameters",
     kit.SPECTRAL,
     "§7.8.2, Theorem 18, Figure 7.8d",
     {
-        "smoke": DimensionScale("digits", 96, 64, 3, 2, (2, 4), (10, 100), batch=32),
-        "cpu": DimensionScale(*CPU, side=8, batch=64),
-        "paper": DimensionScale(*PAPER, augmented=True),
+        "smoke": cells(SMOKE, (2, 4), DIMENSIONS[:2], seeds=2),
+        "cpu": cells(CPU, (2, 4, 8, 16, 32), DIMENSIONS[:4], seeds=5),
+        "paper": cells(PAPER, (4, 8, 16, 32, 64, 128), DIMENSIONS, seeds=3),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         One small network of several widths on CIFAR-10, so that nothing but P differs.
         The thesis sets networks of different kinds and on different data against each other.

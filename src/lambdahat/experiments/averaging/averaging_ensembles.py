@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from lambdahat.experiments.averaging import averaged_training as runs
 from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table
 from lambdahat.problem.batches import Batches
 
+RATE = 0.02
 AGNOSTIC = 1.0  # points
 COLUMNS = {
     "member": "one network, %",
@@ -26,21 +26,13 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class EnsembleScale(kit.ImageScale):
-    """One scale; ``members`` is the number of networks in an ensemble."""
-
-    network: str
-    decays: tuple[float, ...]
-    members: int = 3
-    rate: float = 0.02
-
-
-def cells(config: EnsembleScale) -> list[Cell]:
+def cells(
+    images: Cell, network: str, decays: Sequence[float], seeds: int, members: int = 3
+) -> list[Cell]:
     """Weight decay × seed; a cell trains one averaged network and the members of an ensemble."""
-    base = runs.shared_settings(config, "decays", "seeds")
-    plans = [runs.recipe("SWA", config.rate, decay, config.epochs) for decay in config.decays]
-    return kit.grid(base, plan=plans, seed=range(config.seeds))
+    plans = [runs.recipe("SWA", RATE, decay, images["epochs"]) for decay in decays]
+    base = images | {"network": network, "members": members}
+    return kit.grid(base, plan=plans, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -142,21 +134,20 @@ def charts(rows: Rows) -> Iterator[Chart]:
         yield Chart(title, "weight decay", axis, series, source="Figure 7.3")
 
 
-# data set, training and held-out samples, epochs, seeds; network and weight decays
-SMOKE = ("digits", 96, 64, 3, 2, "VGG-4×4-BN", (0.0, 5e-3))
-CPU = ("cifar10", 2000, 4000, 25, 5, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2))
-PAPER = ("cifar10", 5_000, 10_000, 30, 3, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3))
+SMOKE = kit.image_setting("digits", 96, 64, epochs=3, batch=32)
+CPU = kit.image_setting("cifar10", 2000, 4000, epochs=25, side=8, batch=64)
+PAPER = kit.image_setting("cifar10", 5_000, 10_000, epochs=30, augmented=True, precision="bfloat16")
 EXPERIMENT = kit.Experiment(
     "averaging-ensembles",
     "Averages of weights and ensembles of networks, by weight decay",
     kit.SPECTRAL,
     "§7.5.4, Figure 7.3",
     {
-        "smoke": EnsembleScale(*SMOKE, members=2, batch=32),
-        "cpu": EnsembleScale(*CPU, side=8, batch=64),
-        "paper": EnsembleScale(*PAPER, augmented=True, precision="bfloat16"),
+        "smoke": cells(SMOKE, "VGG-4×4-BN", (0.0, 5e-3), seeds=2, members=2),
+        "cpu": cells(CPU, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2), seeds=5),
+        "paper": cells(PAPER, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3), seeds=3),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         CIFAR-10 in place of CIFAR-100, which cannot be had here; 30 epochs of the thesis's 100.
         Ensembles of three networks; their number is not printed.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -229,24 +228,15 @@ PRINTED = {
 PRINTED_BEST = 76.11
 
 
-@dataclass(frozen=True)
-class ScheduleScale(kit.ImageScale):
-    """One scale; ``adam_rate`` is for AdamW and Gadam, ``patience`` for automatic schedules."""
+def cells(
+    images: Cell, network: str, adam_rate: float, seeds: int, patience: int = 3
+) -> list[Cell]:
+    """Run × seed; a constant-rate run also has the averages of ``STARTS`` and ``FREQUENCIES``.
 
-    network: str
-    adam_rate: float
-    patience: int
-    rate: float = 0.1
-    coupled: float = 5e-4
-    decoupled: float = 0.25
-
-
-def cells(config: ScheduleScale) -> list[Cell]:
-    """Run × seed; a constant-rate run also has the averages of ``STARTS`` and ``FREQUENCIES``."""
-    varied = "adam_rate", "patience", "rate", "coupled", "decoupled", "seeds"
-    base = runs.shared_settings(config, *varied)
-    sgd, epochs = (config.rate, config.coupled), config.epochs
-    adam, auto = (config.adam_rate, config.decoupled), {"patience": config.patience}
+    ``adam_rate`` is for AdamW and Gadam, ``patience`` for automatic schedules.
+    """
+    sgd, adam, epochs = (0.1, 5e-4), (adam_rate, 0.25), images["epochs"]
+    auto = {"patience": patience}
     recipes = {
         "SGD, flat": recipe("SGD", *sgd, epochs, "flat"),
         "SGD, step": recipe("SGD", *sgd, epochs, "step"),
@@ -262,7 +252,7 @@ def cells(config: ScheduleScale) -> list[Cell]:
         "Gadam-Auto": recipe("Gadam-Auto", *adam, epochs, "flat") | auto,
     }
     named = [{"run": name, **plan} for name, plan in recipes.items()]
-    return kit.grid(base, run=named, seed=range(config.seeds))
+    return kit.grid(images | {"network": network}, run=named, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -322,21 +312,20 @@ def charts(rows: Rows) -> Iterator[Chart]:
     yield Chart(title, across, axis, tuple(series), source="Figure 7.13b")
 
 
-# data set, training and held-out samples, epochs, seeds; network and rate of AdamW
-SMOKE = ("digits", 96, 64, 4, 2, "VGG-4×4-BN", 3e-3)
-CPU = ("cifar10", 2000, 4000, 30, 5, "VGG-4×16-BN", 1e-3)
-PAPER = ("cifar100", 45_000, 5_000, 34, 3, "VGG-16-BN", 5e-4)
+SMOKE = kit.image_setting("digits", 96, 64, epochs=4, batch=32)
+CPU = kit.image_setting("cifar10", 2000, 4000, epochs=30, side=8, batch=64)
+PAPER = kit.image_setting("cifar100", 45_000, 5000, epochs=34, augmented=True, precision="bfloat16")
 EXPERIMENT = kit.Experiment(
     "averaging-schedules",
     "When to start averaging, how often, and what schedules and Lookahead do",
     kit.SPECTRAL,
     "§§7.4.1, 7.5.5 and 7.8.4–7.8.7, Tables 7.6 and 7.7, Figures 7.4 and 7.11–7.13",
     {
-        "smoke": ScheduleScale(*SMOKE, patience=1, batch=32),
-        "cpu": ScheduleScale(*CPU, patience=3, side=8, batch=64),
-        "paper": ScheduleScale(*PAPER, patience=3, augmented=True, precision="bfloat16"),
+        "smoke": cells(SMOKE, "VGG-4×4-BN", adam_rate=3e-3, seeds=2, patience=1),
+        "cpu": cells(CPU, "VGG-4×16-BN", adam_rate=1e-3, seeds=5),
+        "paper": cells(PAPER, "VGG-16-BN", adam_rate=5e-4, seeds=3),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100; on a CPU
           CIFAR-10.

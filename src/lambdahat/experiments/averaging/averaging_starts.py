@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
@@ -25,22 +24,14 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 }
 
 
-@dataclass(frozen=True)
-class StartScale(kit.ImageScale):
-    """One scale: networks, the side of their images; ``quick`` takes the small networks' rates."""
-
-    networks: tuple[str, ...]
-    quick: bool = False
-
-
-def cells(config: StartScale) -> list[Cell]:
+def cells(images: Cell, networks: Sequence[str], seeds: int, quick: bool = False) -> list[Cell]:
     """Network × run × seed; a run at a constant rate has the averages of all starts.
 
     Both base optimisers run at a constant and a scheduled rate; on one network also Lookahead.
+    ``quick`` takes the small networks' rates.
     """
-    base = runs.shared_settings(config, "networks", "quick", "seeds")
     out = []
-    for network in config.networks:
+    for network in networks:
         wanted = {
             name + tail: (name, "flat" if tail == FLAT else "")
             for name in (BASES[averaged] for averaged in AVERAGED)
@@ -49,10 +40,10 @@ def cells(config: StartScale) -> list[Cell]:
         if family(network) == LOOKAHEAD_ON:
             wanted |= {name: (name.removesuffix(SCHEDULED).replace(" ", ""), "") for name in AHEAD}
         for name, (optimizer, schedule) in wanted.items():
-            tuned = tuned_settings(network, optimizer.removesuffix("+LH"), config.quick)
-            plan = runs.recipe(optimizer, *tuned, config.epochs, schedule)
-            setting = {**base, "network": network, "run": name, **plan}
-            out += kit.grid(setting, seed=range(config.seeds))
+            tuned = tuned_settings(network, optimizer.removesuffix("+LH"), quick)
+            plan = runs.recipe(optimizer, *tuned, images["epochs"], schedule)
+            setting = {**images, "network": network, "run": name, **plan}
+            out += kit.grid(setting, seed=range(seeds))
     return out
 
 
@@ -163,21 +154,20 @@ def charts(rows: Rows) -> Iterator[Chart]:
             yield Chart(title, "epoch", axis, series, source="Figure 7.12b", caption=caption)
 
 
-# data set, training and held-out samples, epochs, seeds; networks
-SMOKE = ("digits", 48, 32, 4, 2, ("VGG-4×4-BN", "PreResNet-11"))
-CPU = ("cifar10", 2000, 3000, 25, 5, ("VGG-4×16-BN", "PreResNet-11"))
-PAPER = ("cifar100", 45_000, 5_000, 34, 3, ("VGG-16-BN", "PreResNet-110"))
+SMOKE = kit.image_setting("digits", 48, 32, epochs=4, batch=24)
+CPU = kit.image_setting("cifar10", 2000, 3000, epochs=25, side=8, batch=64)
+PAPER = kit.image_setting("cifar100", 45_000, 5000, epochs=34, augmented=True, precision="bfloat16")
 EXPERIMENT = kit.Experiment(
     "averaging-starts",
     "The best start of averaging for Gadam and GadamX, and Lookahead on a second network",
     kit.SPECTRAL,
     "§§7.8.4 and 7.8.5, Table 7.6, Figures 7.11 and 7.12b",
     {
-        "smoke": StartScale(*SMOKE, batch=24, quick=True),
-        "cpu": StartScale(*CPU, side=8, batch=64, quick=True),
-        "paper": StartScale(*PAPER, augmented=True, precision="bfloat16"),
+        "smoke": cells(SMOKE, ("VGG-4×4-BN", "PreResNet-11"), seeds=2, quick=True),
+        "cpu": cells(CPU, ("VGG-4×16-BN", "PreResNet-11"), seeds=5, quick=True),
+        "paper": cells(PAPER, ("VGG-16-BN", "PreResNet-110"), seeds=3),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences(f"""
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100.
         On a CPU 2,000 images of CIFAR-10 at 8 × 8, small networks and AdamW's rate 1e-3.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from torch import nn
@@ -105,22 +104,6 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 }
 
 
-@dataclass(frozen=True)
-class GadamScale(kit.ImageScale):
-    """Networks, the side their images are pooled to; the Hessian is over ``samples`` images.
-
-    ``quick`` takes the rates of ``SHORT``. Whole spectra are by ``lanczos`` steps, over so many
-    ``sharp_seeds``.
-    """
-
-    networks: tuple[str, ...]
-    samples: int
-    depth: int
-    quick: bool = False
-    lanczos: int = 30
-    sharp_seeds: int = 2
-
-
 def tuned_settings(network: str, optimizer: str, quick: bool = False) -> tuple[float, float]:
     """Rate and weight decay of an optimiser, those of the base that it averages."""
     base = BASES.get(optimizer, optimizer)
@@ -128,18 +111,25 @@ def tuned_settings(network: str, optimizer: str, quick: bool = False) -> tuple[f
     return (SHORT.get(base, rate) if quick else rate), decay
 
 
-def cells(config: GadamScale) -> list[Cell]:
-    """Network × optimiser × seed, and for whole spectra once more of SGD and Gadam."""
-    varied = "networks", "quick", "seeds", "lanczos", "sharp_seeds"
-    base = runs.shared_settings(config, *varied)
-    whole = {**base, "part": "spectrum", "depth": config.lanczos}
+def cells(
+    images: Cell,
+    networks: Sequence[str],
+    seeds: int,
+    lanczos: int = 30,
+    sharp_seeds: int = 2,
+    quick: bool = False,
+) -> list[Cell]:
+    """Network × optimiser × seed; then of SGD and Gadam for ``sharp_seeds`` whole spectra, by
+    ``lanczos`` steps. ``quick`` takes the rates of ``SHORT``.
+    """
+    whole = {**images, "part": "spectrum", "depth": lanczos}
     out = []
-    runs_of = (base, OPTIMIZERS, config.seeds), (whole, SHARP, config.sharp_seeds)
-    for (shared, optimizers, seeds), network in product(runs_of, config.networks):
+    runs_of = (images, OPTIMIZERS, seeds), (whole, SHARP, sharp_seeds)
+    for (shared, optimizers, count), network in product(runs_of, networks):
         for name in optimizers:
-            tuned = tuned_settings(network, name, config.quick)
-            setting = {**shared, "network": network, **runs.recipe(name, *tuned, config.epochs)}
-            out += kit.grid(setting, seed=range(seeds))
+            tuned = tuned_settings(network, name, quick)
+            setting = {**shared, "network": network, **runs.recipe(name, *tuned, images["epochs"])}
+            out += kit.grid(setting, seed=range(count))
     return out
 
 
@@ -285,23 +275,22 @@ def network_charts(name: str, rows: Rows) -> Iterator[Chart]:
     yield Chart(title, "optimiser", "accuracy, %", last, source="Table 7.3")
 
 
-# data set, training and held-out samples, epochs, seeds; networks; images and depth of the Hessian
-SMOKE = ("digits", 96, 64, 4, 2, ("VGG-4×4-BN",), 32, 4)
-CPU = ("cifar10", 2000, 3000, 25, 3, ("VGG-4×16-BN", "PreResNet-11"), 256, 15)
-PAPER = ("cifar100", 45_000, 5_000, 34, 3, ("VGG-16-BN", "PreResNet-110"), 512, 20)
+# the Hessian is over ``samples`` images, by ``depth`` Lanczos steps
+SMOKE = kit.image_setting("digits", 96, 64, epochs=4, batch=32, samples=32, depth=4)
+CPU = kit.image_setting("cifar10", 2000, 3000, epochs=25, side=8, batch=64, samples=256, depth=15)
+PAPER = kit.image_setting("cifar100", 45_000, 5_000, epochs=34, samples=512, depth=20)
+PAPER |= {"augmented": True, "precision": "bfloat16"}
 EXPERIMENT = kit.Experiment(
     "gadam-image",
     "Gadam, GadamX and the optimisers they average, on images",
     kit.SPECTRAL,
     "§§7.8.1 and 7.9, Tables 7.2 and 7.3, Figures 7.8, 7.9 and 7.14–7.17",
     {
-        "smoke": GadamScale(*SMOKE, batch=32, quick=True, lanczos=4, sharp_seeds=1),
-        "cpu": GadamScale(*CPU, side=8, batch=64, quick=True),
-        "paper": GadamScale(
-            *PAPER, augmented=True, precision="bfloat16", lanczos=60, sharp_seeds=3
-        ),
+        "smoke": cells(SMOKE, ("VGG-4×4-BN",), 2, lanczos=4, sharp_seeds=1, quick=True),
+        "cpu": cells(CPU, ("VGG-4×16-BN", "PreResNet-11"), seeds=3, quick=True),
+        "paper": cells(PAPER, ("VGG-16-BN", "PreResNet-110"), 3, lanczos=60, sharp_seeds=3),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         At paper scale CIFAR-100, 45,000 images and 34 epochs of the thesis's 300; no ResNeXt-29.
         On a CPU 2,000 images of CIFAR-10 at 8 × 8, and small networks in place of VGG-16 and

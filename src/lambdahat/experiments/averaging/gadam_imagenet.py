@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
 from lambdahat.experiments.averaging.averaged_training import gap
 from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Table
+from lambdahat.experiments.kit.training import network as make_network
 from lambdahat.problem import Problem
 
 SIDE = 224
@@ -35,7 +35,7 @@ def picture_task(cell: Cell, device: str) -> runs.AveragedTask:
         return runs.image_task(cell, device)
     load_parts = _small if cell["data"] == "imagenet32" else _large
     training, held_out, shape, classes = load_parts(cell, device)
-    model = runs.network(cell["network"], shape, classes, cell["seed"]).to(device)
+    model = make_network(cell["network"], shape, classes, cell["seed"]).to(device)
     problem = Problem(model, "cross_entropy", training)
     return runs.AveragedTask(model, problem, problem.on(held_out).batches)
 
@@ -132,41 +132,34 @@ UNTUNED = ("SGD", "SGD IA, untuned", "GadamX, untuned")
 PLACED = IN_TABLE[3:] + IN_TABLE[:1]  # judged on the stand-in too, as claims of ours
 
 
-@dataclass(frozen=True)
-class ImagenetScale(kit.ImageScale):
-    """One scale; ``folder`` is where ImageNet is, "" for where data are usually found.
+def cells(
+    images: Cell, networks: Sequence[str], seeds: int = 3, more_seeds: int = 3, folder: str = ""
+) -> list[Cell]:
+    """Network × run × seed; networks after the first have the runs of Table 7.4 alone.
 
-    The runs of ``MORE`` have so many ``more_seeds``.
+    The runs of ``MORE`` have so many ``more_seeds``. ``folder`` is where ImageNet is, "" for where
+    data are usually found.
     """
-
-    networks: tuple[str, ...]
-    folder: str = ""
-    more_seeds: int = 3
+    epochs, out = images["epochs"], []
+    first, marks = max(1, round(FIRST * epochs)), [round(epochs / 3), round(2 * epochs / 3)]
+    for network in networks:
+        for name, (optimizer, rate, decay, schedule, more) in (RUNS | MORE).items():
+            if network != networks[0] and name not in TABLE:
+                continue
+            plan = runs.recipe(optimizer, rate, decay, epochs, schedule, first) | more
+            if schedule == "step":
+                plan["milestones"] = marks
+            setting = {**images, "folder": folder, "network": network, "run": name, **plan}
+            out += kit.grid(setting, seed=range(seeds if name in RUNS else more_seeds))
+    return out
 
 
 # What the thesis ran: pass one of these in place of a scale where the data are there
-SMALL_PICTURES = ("imagenet32", 1_281_167, 50_000, 50, 3, ("WideResNet-28×10",))
-PICTURES = ("imagenet", 1_281_167, 50_000, 90, 3, ("ResNet-50",))
-IMAGENET_32 = ImagenetScale(*SMALL_PICTURES, augmented=True)
-IMAGENET = ImagenetScale(*PICTURES, side=SIDE, batch=256, augmented=True, folder="imagenet")
-
-
-def cells(config: ImagenetScale) -> list[Cell]:
-    """Network × run × seed; networks after the first have the runs of Table 7.4 alone."""
-    base = runs.shared_settings(config, "networks", "seeds", "more_seeds")
-    first = max(1, round(FIRST * config.epochs))
-    marks = [round(config.epochs / 3), round(2 * config.epochs / 3)]
-    out = []
-    for network in config.networks:
-        for name, (optimizer, rate, decay, schedule, more) in (RUNS | MORE).items():
-            if network != config.networks[0] and name not in TABLE:
-                continue
-            plan = runs.recipe(optimizer, rate, decay, config.epochs, schedule, first) | more
-            if schedule == "step":
-                plan["milestones"] = marks
-            seeds = range(config.seeds if name in RUNS else config.more_seeds)
-            out += kit.grid({**base, "network": network, "run": name, **plan}, seed=seeds)
-    return out
+SMALL_PICTURES = kit.image_setting("imagenet32", 1_281_167, 50_000, epochs=50, augmented=True)
+PICTURES = kit.image_setting("imagenet", 1_281_167, 50_000, epochs=90, side=SIDE, batch=256)
+PICTURES["augmented"] = True
+IMAGENET_32 = cells(SMALL_PICTURES, ("WideResNet-28×10",))
+IMAGENET = cells(PICTURES, ("ResNet-50",), folder="imagenet")
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -314,21 +307,20 @@ def _charts(rows: Rows, tail: str) -> Iterator[Chart]:
     yield chart(title, averaged, names, "Figure 7.18", lines=marks)
 
 
-# data set, training and held-out samples, epochs, seeds; networks
-SMOKE = ("digits", 96, 64, 6, 2, ("VGG-4×4-BN",))
-CPU = ("cifar10", 2000, 4000, 30, 5, ("VGG-4×16-BN",))
-PAPER = ("cifar10", 5_000, 5_000, 30, 3, ("PreResNet-20", "WideResNet-16×4"))
+SMOKE = kit.image_setting("digits", 96, 64, epochs=6, batch=32)
+CPU = kit.image_setting("cifar10", 2000, 4000, epochs=30, side=8, batch=64)
+PAPER = kit.image_setting("cifar10", 5_000, 5_000, epochs=30, augmented=True, precision="bfloat16")
 EXPERIMENT = kit.Experiment(
     "gadam-imagenet",
     "Averages and GadamX against SGD with the step schedule",
     kit.SPECTRAL,
     "§§7.8.2 and 7.10, Table 7.4, Figures 7.7, 7.18 and 7.19",
     {
-        "smoke": ImagenetScale(*SMOKE, batch=32, more_seeds=1),
-        "cpu": ImagenetScale(*CPU, side=8, batch=64, more_seeds=2),
-        "paper": ImagenetScale(*PAPER, augmented=True, precision="bfloat16"),
+        "smoke": cells(SMOKE, ("VGG-4×4-BN",), seeds=2, more_seeds=1),
+        "cpu": cells(CPU, ("VGG-4×16-BN",), seeds=5, more_seeds=2),
+        "paper": cells(PAPER, ("PreResNet-20", "WideResNet-16×4")),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         CIFAR-10 and small networks in place of ImageNet, which cannot be had here: its claims are
           not tested.

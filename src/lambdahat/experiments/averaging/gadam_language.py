@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,36 +40,22 @@ PRINTED = {
 }
 
 
-@dataclass(frozen=True)
-class LanguageScale(kit.Scale):
-    """One scale: characters to train on and to judge by, and the LSTM."""
-
-    embedding: int
-    hidden: int
-    layers: int
-    dropout: float = 0.0
-    length: int = 64
-    sgd_rate: float = 10.0
-    adam_rate: float = 3e-3
-    padam_rate: float = 1.0
-
-
-def cells(config: LanguageScale) -> list[Cell]:
-    """Optimiser × seed."""
-    base = kit.settings_of(config, "seeds", "sgd_rate", "adam_rate", "padam_rate")
+def cells(text: Cell, shape: tuple[int, int, int], seeds: int, adam_rate: float) -> list[Cell]:
+    """Optimiser × seed; the LSTM by the size of its embedding, its hidden units and layers."""
+    base = text | dict(zip(("embedding", "hidden", "layers"), shape, strict=True))
     base |= {"clip": CLIP, "power": POWER, "momentum": 0.0}
-    first = max(1, round(START * config.epochs))
+    first = max(1, round(START * text["epochs"]))
     # Gadam and GadamX are here without decoupled decay; Padam needs a schedule to converge
     out = []
     for name, optimizer, rate, schedule in (
-        ("ASGD", "ASGD", config.sgd_rate, "flat"),
-        ("Adam", "Adam", config.adam_rate, "flat"),
-        ("Padam", "Padam", config.padam_rate, "step"),
-        ("Gadam", "Adam-IA", config.adam_rate, "flat"),
-        ("GadamX", "Padam-IA", config.padam_rate, "flat"),
+        ("ASGD", "ASGD", 10.0, "flat"),
+        ("Adam", "Adam", adam_rate, "flat"),
+        ("Padam", "Padam", 1.0, "step"),
+        ("Gadam", "Adam-IA", adam_rate, "flat"),
+        ("GadamX", "Padam-IA", 1.0, "flat"),
     ):
-        plan = runs.recipe(optimizer, rate, DECAY, config.epochs, schedule, first, every=1)
-        out += kit.grid({**base, "name": name, **plan}, seed=range(config.seeds))
+        plan = runs.recipe(optimizer, rate, DECAY, text["epochs"], schedule, first, every=1)
+        out += kit.grid({**base, "name": name, **plan}, seed=range(seeds))
     return out
 
 
@@ -278,20 +263,21 @@ def charts(rows: Rows) -> Iterator[Chart]:
     yield Chart("Frequency of averaging", *axes, series, x_log=True, source="Figure 7.13a")
 
 
-# data set, training and held-out samples, epochs, seeds; the LSTM
-CPU = ("tiny-shakespeare", 40_000, 10_000, 40, 5, 32, 64, 2)
-PAPER = ("tiny-shakespeare", 200_000, 50_000, 30, 3, 128, 256, 3)
+SMOKE = kit.setting("made", 2000, 500, epochs=4, length=10, batch=20, dropout=0.0)
+SHAKESPEARE = "tiny-shakespeare"
+CPU = kit.setting(SHAKESPEARE, 40_000, 10_000, epochs=40, length=32, batch=16, dropout=0.1)
+PAPER = kit.setting(SHAKESPEARE, 200_000, 50_000, epochs=30, length=64, batch=20, dropout=0.2)
 EXPERIMENT = kit.Experiment(
     "gadam-language",
     "Gadam on a language model",
     kit.SPECTRAL,
     "§§7.8.3–7.8.6, Tables 7.5 and 7.6, Figures 7.10, 7.11a and 7.13a",
     {
-        "smoke": LanguageScale("made", 2000, 500, 4, 2, 8, 12, 2, length=10, batch=20),
-        "cpu": LanguageScale(*CPU, length=32, batch=16, dropout=0.1, adam_rate=1e-2),
-        "paper": LanguageScale(*PAPER, batch=20, dropout=0.2),
+        "smoke": cells(SMOKE, (8, 12, 2), seeds=2, adam_rate=3e-3),
+        "cpu": cells(CPU, (32, 64, 2), seeds=5, adam_rate=1e-2),
+        "paper": cells(PAPER, (128, 256, 3), seeds=3, adam_rate=3e-3),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         Tiny Shakespeare by characters in place of Penn Treebank by words, which cannot be had here.
         Perplexities are therefore per character, and only their order can be compared.

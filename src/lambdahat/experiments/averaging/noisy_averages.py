@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -21,20 +20,10 @@ LONG = (10_000, 100_000)  # steps by the exact laws alone
 MARGIN = 0.1
 
 
-@dataclass(frozen=True)
-class NoisyScale:
+def cells(seeds: int, replicas: int, size: int = 20, steps: Sequence[int] = STEPS) -> list[Cell]:
     """Quadratics of ``size`` curvatures, log-uniform on [0.1, 1], with ``replicas`` of each."""
-
-    seeds: int
-    replicas: int
-    size: int = 20
-    steps: tuple[int, ...] = STEPS
-
-
-def cells(config: NoisyScale) -> list[Cell]:
-    """A cell for each quadratic."""
-    base = {**kit.settings_of(config, "seeds"), "steps": list(config.steps)}
-    return kit.grid(base, seed=range(config.seeds))
+    base = {"replicas": replicas, "size": size, "steps": list(steps)}
+    return kit.grid(base, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -99,13 +88,13 @@ def claims(rows: Rows) -> Iterator[Claim]:
     late = runs.where(steps=sorted(runs.distinct("steps"))[-3:])
     end = exact.where(steps=max(exact.values("steps")))
     printed = math.log10((1 - DECAY) / (1 + DECAY))
-    yield claim("matching", _exponent(rows, "matching rate"))
+    yield claim("matching", kit.exponent(rows, "matching rate", "steps"))
     for rate in ("root", "fixed"):
         yield claim(rate, _gap(end, f"average loss, {rate}", f"final loss, {rate}"))
     factor = _gap(last, "ema variance", "final variance")
     yield claim("factor", factor, bound=printed, margin=MARGIN)
-    yield claim("ema", _exponent(late, "ema variance"))
-    yield claim("average", _exponent(late, "average variance"))
+    yield claim("ema", kit.exponent(late, "ema variance", "steps"))
+    yield claim("average", kit.exponent(late, "average variance", "steps"))
     yield claim("noise", _gap(last, "average variance", "ema variance"))
     yield claim("mean", _gap(last, "ema bias", "average bias"))
     yield claim("early", _gap(early, "ema loss", "average loss"))
@@ -117,16 +106,6 @@ def claims(rows: Rows) -> Iterator[Claim]:
 def _gap(rows: Rows, upper: str, lower: str) -> Reading:
     """log₁₀ of the ratio of two columns, quadratic by quadratic."""
     return kit.paired_difference(kit.logs(rows, upper), kit.logs(rows, lower))
-
-
-def _exponent(rows: Rows, column: str) -> Reading:
-    """The slope of log₁₀ of a column over log₁₀ of the steps, quadratic by quadratic."""
-
-    def slope(part: Rows) -> float:
-        x, y = (np.log10(part.values(name)).tolist() for name in ("steps", column))
-        return kit.slope(x, y).value
-
-    return kit.by_seed(rows, slope)
 
 
 def tables(rows: Rows) -> Iterator[Table]:
@@ -159,12 +138,8 @@ EXPERIMENT = kit.Experiment(
     "Averages, moving averages and last iterates on a noisy quadratic",
     kit.SPECTRAL,
     "§§7.5 and 7.5.2, Theorem 19",
-    {
-        "smoke": NoisyScale(2, 50, 5, (10, 30, 100)),
-        "cpu": NoisyScale(5, 200),
-        "paper": NoisyScale(20, 500),
-    },
-    *(cells, run, claims, tables, charts),
+    {"smoke": cells(2, 50, 5, (10, 30, 100)), "cpu": cells(5, 200), "paper": cells(20, 500)},
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         Unit noise, rate 0.5, ρ = 0.9, a start at 10 along every direction: §7.5.2 gives no values.
         The rate of Theorem 19 solves Eq. 7.27 exactly; losses at n = 10,000 and 100,000 are those

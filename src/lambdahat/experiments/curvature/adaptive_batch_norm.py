@@ -7,7 +7,7 @@ from functools import partial
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.curvature import second_order
-from lambdahat.experiments.curvature.second_order import DampedScale, DampedSetting
+from lambdahat.experiments.curvature.second_order import at, damped, damped_cells, keys
 from lambdahat.experiments.kit import Chart, Claim, Rows, Table
 
 RATE, LARGE_RATE = 1e-3, 3e-3
@@ -15,23 +15,13 @@ DEFAULT = 1e-8
 SAME, MATCH = 1.0, 0.25  # points of training and of validation error
 THEIRS = "VGG-16 with batch norm, CIFAR-100"
 RESNET = "ResNet-50, ImageNet"
-Key = tuple[str, float, float, float]
-NAMES = ("optimizer", "rate", "damping", "decay")
-
-
-def _at(rows: Rows, key: Key, kind: str = "end") -> Rows:
-    return rows.where(kind=kind, **dict(zip(NAMES, key, strict=True)))
-
-
-def _keys(rows: Rows) -> list[Key]:
-    return list(dict.fromkeys(tuple(row[name] for name in NAMES) for row in rows))
 
 
 def _best(rows: Rows, decay: float) -> Rows:
     """The damping above the default of least validation error at the standard rate."""
-    keys = [key for key in _keys(rows) if key[:2] == ("AdamW", RATE) and key[3] == decay]
-    damped = [_at(rows, key) for key in keys if key[2] > DEFAULT]
-    return min(damped, key=lambda part: kit.over_seeds(part, "error").value)
+    same = [key for key in keys(rows, 4) if key[:2] == ("AdamW", RATE) and key[3] == decay]
+    parts = [at(rows, key) for key in same if key[2] > DEFAULT]
+    return min(parts, key=lambda part: kit.over_seeds(part, "error").value)
 
 
 CLAIMS = kit.ClaimTexts(f"""
@@ -54,7 +44,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
     claim = partial(CLAIMS, what=kit.subject(rows))
     decays = sorted(rows.where(optimizer="AdamW").distinct("decay"))
     for decay in decays:
-        usual, best = _at(rows, ("AdamW", RATE, DEFAULT, decay)), _best(rows, decay)
+        usual, best = at(rows, ("AdamW", RATE, DEFAULT, decay)), _best(rows, decay)
         setting = {"decay": decay, "damping": best[0]["damping"]}
         yield claim("held out", kit.gap(usual, best, "error"), **setting)
         reading, unmet = kit.gap(best, usual, "training error"), kit.saturation_reason(best, usual)
@@ -62,19 +52,15 @@ def claims(rows: Rows) -> Iterator[Claim]:
     sgd, last = rows.where(kind="end", optimizer="SGD"), decays[-1]
     best, setting = _best(rows, last), {"decay": last}
     yield claim("match", kit.gap(best, sgd, "error"), damping=best[0]["damping"], **setting)
-    high = next(key for key in _keys(rows) if key[1] == LARGE_RATE)
+    high = next(key for key in keys(rows, 4) if key[1] == LARGE_RATE)
     setting |= {"rate": high[1], "damping": high[2], "barrier": kit.MISSING}
-    yield claim("surpass", kit.gap(sgd, _at(rows, high), "error"), **setting)
+    yield claim("surpass", kit.gap(sgd, at(rows, high), "error"), **setting)
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Every setting."""
-    part, lines = rows.where(kind="end"), []
-    for key in _keys(part):
-        chosen = _at(rows, key)
-        readings = kit.means(chosen, "training error", "error", "largest")
-        diverged = str(sum(chosen.values("diverged")))
-        lines.append((key[0], *(f"{value:g}" for value in key[1:]), *readings, diverged))
+    part = rows.where(kind="end")
+    lines = [second_order.setting_line(rows, key) for key in keys(part, 4)]
     errors = "training error, % | validation error, %"
     header = f"optimiser | α | δ | γ | {errors} | λ₁ | diverged"
     yield kit.table(f"{part[0]['network']}, {part[0]['data']}", header, lines)
@@ -84,37 +70,36 @@ def charts(rows: Rows) -> Iterator[Chart]:
     """Training and validation error over epochs."""
     for column, words in (("training error", "Training error"), ("error", "Validation error")):
         series = []
-        for key in _keys(rows):
+        for key in keys(rows, 4):
             label = f"{key[0]}, α = {key[1]:g}"
             label += f", δ = {key[2]:g}, γ = {key[3]:g}" if key[0] == "AdamW" else ""
-            series.append(kit.curve(label, _at(rows, key, "epoch"), column))
+            series.append(kit.curve(label, at(rows, key, "epoch"), column))
         yield Chart(words, "epoch", f"{column}, %", tuple(series), source="Figures 6.7, 6.8")
 
 
 DECOUPLED = (
-    DampedSetting("SGD", 0.1, decay=5e-4),
+    damped("SGD", 0.1, decay=5e-4),
     *(
-        DampedSetting("AdamW", 1e-3, damping, decay)
+        damped("AdamW", 1e-3, damping, decay)
         for decay in (0.0, 0.25)
         for damping in (1e-8, 1e-4, 1e-3)
     ),
-    DampedSetting("AdamW", 3e-3, 1e-3, 0.25),
+    damped("AdamW", 3e-3, 1e-3, 0.25),
 )
-# data set, training and held-out samples, epochs, seeds; network, images of the Hessian
-SMOKE = ("digits", 60, 60, 2, 2, "WideResNet-10×1", 0)
-CPU = ("mnist", 1000, 4000, 30, 5, "WideResNet-10×1", 256)
-PAPER = ("cifar10", 45_000, 5_000, 30, 3, "VGG-16-BN", 2000)
+SMOKE = kit.image_setting("digits", 60, 60, epochs=2, side=4, batch=30)
+CPU = kit.image_setting("mnist", 1000, 4000, epochs=30, side=8, batch=64)
+PAPER = kit.image_setting("cifar10", 45_000, 5_000, epochs=30, augmented=True, precision="bfloat16")
 EXPERIMENT = kit.Experiment(
     "adaptive-batch-norm",
     "AdamW over dampings with batch norm and decoupled weight decay, beside SGD",
     kit.SPECTRAL,
     "§6.5, Figures 6.7 and 6.8",
     {
-        "smoke": DampedScale(*SMOKE, DECOUPLED, side=4, batch=30),
-        "cpu": DampedScale(*CPU, DECOUPLED, side=8, batch=64),
-        "paper": DampedScale(*PAPER, DECOUPLED, augmented=True, precision="bfloat16"),
+        "smoke": damped_cells(SMOKE, "WideResNet-10×1", 0, DECOUPLED, seeds=2),
+        "cpu": damped_cells(CPU, "WideResNet-10×1", 256, DECOUPLED, seeds=5),
+        "paper": damped_cells(PAPER, "VGG-16-BN", 2000, DECOUPLED, seeds=3),
     },
-    *(second_order.damped_cells, second_order.damped_run, claims, tables, charts),
+    *(list, second_order.damped_run, claims, tables, charts),
     (
         *second_order.DAMPED_NOTES,
         *kit.sentences("""

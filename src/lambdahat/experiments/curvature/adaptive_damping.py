@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.curvature import second_order
-from lambdahat.experiments.curvature.second_order import DampedScale, DampedSetting
+from lambdahat.experiments.curvature.second_order import Key, at, damped, damped_cells, keys
 from lambdahat.experiments.kit import Chart, Claim, Rows, Series, Table
 
 # (optimiser, rate, damping): λ₁ and validation accuracy on CIFAR-100, Tables 6.1 and 6.2
@@ -31,13 +31,6 @@ LOWERED = (("KFAC", 1e-4, 1e-3), ("KFAC", 1e-4, 3e-4), ("KFAC", 1e-4, 1e-4))
 UNCHANGED = 1.0  # points of training error: "effectively unchanged"
 MATCH = 0.25  # points of validation error: "match or even beat"
 THEIRS = "VGG-16, CIFAR-100"
-Key = tuple[str, float, float]
-
-
-def at(rows: Rows, key: Key, kind: str = "end") -> Rows:
-    """The rows of one setting."""
-    optimizer, rate, damping = key
-    return rows.where(kind=kind, optimizer=optimizer, rate=rate, damping=damping)
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
@@ -106,22 +99,15 @@ def _sharpness_claims(rows: Rows, what: str) -> Iterator[Claim]:
         yield Claim(*said, reading, bound=bound, unit=" decades", unmet=unmet)
 
 
-def keys(rows: Rows) -> list[Key]:
-    """The settings, in the order of the grid."""
-    return list(dict.fromkeys((row["optimizer"], row["rate"], row["damping"]) for row in rows))
-
-
 def tables(rows: Rows) -> Iterator[Table]:
     """Every setting: errors, λ₁, and the printed λ₁ and accuracy."""
     part, lines = rows.where(kind="end"), []
-    for key in keys(part):
-        chosen, printed = at(rows, key), ["", ""]
+    for key in keys(part, 3):
+        printed = ["", ""]
         if key in PRINTED:
             largest, accuracy = PRINTED[key]
             printed = [f"{largest:g}", f"{100 - accuracy:.2f}"]
-        readings = kit.means(chosen, "training error", "error", "largest")
-        diverged = str(sum(chosen.values("diverged")))
-        lines.append((key[0], *(f"{value:g}" for value in key[1:]), *readings, diverged, *printed))
+        lines.append((*second_order.setting_line(rows, key), *printed))
     header = (
         "optimiser | α | δ | training error, % | validation error, % | λ₁ | diverged | "
         "λ₁ printed | error printed, %"
@@ -132,7 +118,7 @@ def tables(rows: Rows) -> Iterator[Table]:
 def charts(rows: Rows) -> Iterator[Chart]:
     """Errors over epochs, and λ₁ and error over δ beside the printed ones."""
     for optimizer, source in (("KFAC", "Figure 6.5"), ("Adam", "Figure 6.6")):
-        shown = [key for key in keys(rows) if key[0] in (optimizer, "SGD")]
+        shown = [key for key in keys(rows, 3) if key[0] in (optimizer, "SGD")]
         for column, words in (("training error", "Training error"), ("error", "Validation error")):
             series = []
             for key in shown:
@@ -153,10 +139,10 @@ def charts(rows: Rows) -> Iterator[Chart]:
 def _over_damping(rows: Rows, column: str) -> tuple[Series, ...]:
     """One series for each optimiser and rate, ours and the printed."""
     out: list[Series] = []
-    for name, rate in dict.fromkeys((key[0], key[1]) for key in keys(rows) if key[0] != "SGD"):
+    for name, rate in (key for key in keys(rows, 2) if key[0] != "SGD"):
         label = f"{name}, α = {rate:g}"
         part = rows.where(kind="end", optimizer=name, rate=rate)
-        chosen = sorted(key for key in PRINTED if key in keys(part))
+        chosen = sorted(key for key in PRINTED if key in keys(part, 3))
         pairs, places = [PRINTED[key] for key in chosen], [key[2] for key in chosen]
         values = [top if column == "largest" else 100 - accuracy for top, accuracy in pairs]
         out.append(kit.curve(label, part, column, "damping"))
@@ -167,23 +153,24 @@ def _over_damping(rows: Rows, column: str) -> tuple[Series, ...]:
 ADAM = ((4e-4, 1e-8), (4e-4, 4e-4), (4e-4, 1e-3), (4e-4, 1e-1))
 ADAM_FASTER = ((1e-3, 1e-3), (1e-3, 5e-3), (1e-3, 7.5e-3))
 PLAIN = (
-    DampedSetting("SGD", 0.01),
-    *(DampedSetting("Adam", *pair) for pair in (*ADAM, *ADAM_FASTER)),
-    *(DampedSetting(*key) for key in (*CONSTANT, *LOWERED[1:])),
+    damped("SGD", 0.01),
+    *(damped("Adam", *pair) for pair in (*ADAM, *ADAM_FASTER)),
+    *(damped(*key) for key in (*CONSTANT, *LOWERED[1:])),
 )
-# data set, training and held-out samples, epochs, seeds; network, images of the Hessian
-CPU = ("mnist", 1000, 4000, 300, 5, "MLP-100-100", 1000)
+SMOKE = kit.image_setting("digits", 120, 200, epochs=3, batch=40)
+CPU = kit.image_setting("mnist", 1000, 4000, epochs=300, side=14, batch=32)
+PAPER = kit.image_setting("cifar10", 45_000, 5_000, epochs=30)
 EXPERIMENT = kit.Experiment(
     "adaptive-damping",
     "Adam and KFAC over rates and dampings, beside SGD",
     kit.SPECTRAL,
     "§6.5, Tables 6.1–6.3, Figures 6.5 and 6.6",
     {
-        "smoke": DampedScale("digits", 120, 200, 3, 2, "MLP-8", 120, PLAIN, batch=40),
-        "cpu": DampedScale(*CPU, PLAIN, side=14, batch=32),
-        "paper": DampedScale("cifar10", 45_000, 5_000, 30, 3, "VGG-16", 2000, PLAIN),
+        "smoke": damped_cells(SMOKE, "MLP-8", 120, PLAIN, seeds=2),
+        "cpu": damped_cells(CPU, "MLP-100-100", 1000, PLAIN, seeds=5),
+        "paper": damped_cells(PAPER, "VGG-16", 2000, PLAIN, seeds=3),
     },
-    *(second_order.damped_cells, second_order.damped_run, claims, tables, charts),
+    *(list, second_order.damped_run, claims, tables, charts),
     (
         *second_order.DAMPED_NOTES,
         *kit.sentences("""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,24 +28,11 @@ EDGE = 1.0
 THEIRS = "VGG-16, CIFAR-100"
 
 
-@dataclass(frozen=True)
-class BulkScale(kit.ImageScale):
-    """One scale: spiked matrices of ``size``, and networks with ``samples`` images per Hessian."""
-
-    network: str
-    samples: int
-    depth: int
-    size: int
-    matrices: int
-    rate: float = 0.03
-
-
-def cells(config: BulkScale) -> list[Cell]:
-    """Matrices, then networks, seed by seed."""
-    base = kit.settings_of(config, "size", "matrices", "seeds")
-    matrix = {"part": "matrix", "size": config.size, "depth": config.depth}
-    matrices = kit.grid(matrix, seed=range(config.matrices))
-    return matrices + kit.grid({"part": "network", **base}, seed=range(config.seeds))
+def cells(network: Cell, seeds: int, size: int, matrices: int) -> list[Cell]:
+    """So many ``matrices`` of a size; then networks, seed by seed."""
+    matrix = {"part": "matrix", "size": size, "depth": network["depth"]}
+    networks = kit.grid({"part": "network", **network}, seed=range(seeds))
+    return kit.grid(matrix, seed=range(matrices)) + networks
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -209,23 +195,24 @@ def charts(rows: Rows) -> Iterator[Chart]:
     yield Chart(title, "eigenvector, sharpest first", "share", (shares,), source="Theorem 17")
 
 
-# data set, training and held-out samples, epochs, seeds; network, images and depth of the Hessian
-SMOKE = ("digits", 400, 300, 6, 3, "MLP-16", 300, 40)
-CPU = ("mnist", 4000, 2000, 6, 5, "LeNet-5", 1000, 60)
-PAPER = ("cifar100", 45_000, 5_000, 34, 6, "VGG-16", 512, 80)
+# the Hessian is over ``samples`` images, by ``depth`` Lanczos steps
+SMOKE = kit.image_setting("digits", 400, 300, epochs=6, batch=32, samples=300, depth=40)
+CPU = kit.image_setting("mnist", 4000, 2000, epochs=6, samples=1000, depth=60)
+PAPER = kit.image_setting("cifar100", 45_000, 5_000, epochs=34, samples=512, depth=80)
+SMOKE |= {"network": "MLP-16", "rate": 0.03, "precision": "float32"}
+CPU |= {"network": "LeNet-5", "rate": 0.03, "precision": "float32"}
+PAPER |= {"network": "VGG-16", "rate": 0.05, "precision": "bfloat16", "augmented": True}
 EXPERIMENT = kit.Experiment(
     "bulk-outliers",
     "Bulk and outliers of a spiked matrix and of a trained network",
     kit.SPECTRAL,
     "§6.2, Figure 6.1",
     {
-        "smoke": BulkScale(*SMOKE, size=200, matrices=4, batch=32),
-        "cpu": BulkScale(*CPU, size=1000, matrices=20),
-        "paper": BulkScale(
-            *PAPER, size=2000, matrices=50, rate=0.05, augmented=True, precision="bfloat16"
-        ),
+        "smoke": cells(SMOKE, seeds=3, size=200, matrices=4),
+        "cpu": cells(CPU, seeds=5, size=1000, matrices=20),
+        "paper": cells(PAPER, seeds=6, size=2000, matrices=50),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences(f"""
         The spiked matrix: Wigner noise of scale 1 with spikes 4, 3, 2.5, and 0.5 below the
           threshold 1.

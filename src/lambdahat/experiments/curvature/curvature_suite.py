@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -168,21 +168,6 @@ POINTS = 21
 BINS = 60
 
 
-@dataclass(frozen=True)
-class SuiteScale(kit.ImageScale):
-    """One scale; curvature is over ``samples`` training images by ``depth`` Lanczos steps."""
-
-    network: str
-    samples: int
-    depth: int
-    rate: float = 0.03
-
-
-def cells(config: SuiteScale) -> list[Cell]:
-    """A cell for each seed."""
-    return kit.grid(kit.settings_of(config, "seeds"), seed=range(config.seeds))
-
-
 def run(cell: Cell, device: str) -> list[Row]:
     """Train; then a row per spectrum, one for the diagonal, one per line of the landscape."""
     model, data = training.model_and_images(cell, device)
@@ -263,10 +248,13 @@ def ritz_vector(steps: Lanczos, place: int) -> Tensor:
     return torch.nn.functional.normalize(vector, dim=0)
 
 
-# data set, training and held-out samples, epochs, seeds; network, images and depth of the Hessian
-SMOKE = ("digits", 400, 300, 8, 3, "MLP-16", 400, 30)
-CPU = ("mnist", 4000, 2000, 6, 6, "LeNet-5", 1000, 60)
-PAPER = ("cifar100", 45_000, 5_000, 34, 6, "VGG-16", 512, 100)
+# curvature is over ``samples`` training images, by ``depth`` Lanczos steps
+SMOKE = kit.image_setting("digits", 400, 300, epochs=8, batch=32, samples=400, depth=30)
+CPU = kit.image_setting("mnist", 4000, 2000, epochs=6, samples=1000, depth=60)
+PAPER = kit.image_setting("cifar100", 45_000, 5_000, epochs=34, samples=512, depth=100)
+SMOKE |= {"network": "MLP-16", "rate": 0.03, "precision": "float32"}
+CPU |= {"network": "LeNet-5", "rate": 0.03, "precision": "float32"}
+PAPER |= {"network": "VGG-16", "rate": 0.05, "precision": "bfloat16", "augmented": True}
 EXPERIMENT = kit.Experiment(
     "curvature-suite",
     "Hessian, Gauss–Newton matrix and gradient covariance of a trained network, and the loss along"
@@ -274,11 +262,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§§4.2 and 4.6, Tables 4.1–4.3, Figures 4.7 and 4.8",
     {
-        "smoke": SuiteScale(*SMOKE, batch=32),
-        "cpu": SuiteScale(*CPU),
-        "paper": SuiteScale(*PAPER, rate=0.05, augmented=True, precision="bfloat16"),
+        "smoke": kit.grid(SMOKE, seed=range(3)),
+        "cpu": kit.grid(CPU, seed=range(6)),
+        "paper": kit.grid(PAPER, seed=range(6)),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         At paper scale 34 epochs of 300 on 45,000 images, and 512 of them for the curvature.
         On a CPU LeNet-5 and images of MNIST.

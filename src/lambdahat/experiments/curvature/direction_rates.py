@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
@@ -25,21 +24,6 @@ SECOND_ORDER = (1e-3, 1e-2, 1e-1, 1.0)
 SHARP, FLAT = 3, 8
 RATE = 1e-3
 CLOSE = 0.1  # decades
-
-
-@dataclass(frozen=True)
-class DirectionScale(kit.Scale):
-    """One scale: a network trained by Adam, with the Hessian over ``samples`` images."""
-
-    network: str
-    samples: int
-    pairs: int
-    side: int = 0
-
-
-def cells(config: DirectionScale) -> list[Cell]:
-    """A cell for each seed."""
-    return kit.grid(kit.settings_of(config, "seeds"), seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -140,19 +124,21 @@ def charts(rows: Rows) -> Iterator[Chart]:
     yield Chart(title, "power p", "R_est-curv", tuple(power), y_log=True, source="§6.6")
 
 
-# data set, training and held-out samples, epochs, seeds; network, images of the Hessian, Ritz pairs
-SMOKE = ("digits", 300, 100, 3, 3, "MLP-12", 200, 20)
+# a network trained by Adam; the Hessian is over ``samples`` images
+SMOKE = kit.setting("digits", 300, 100, epochs=3, batch=50, side=0)
+CPU = kit.setting("mnist", 3000, 100, epochs=10, side=14)
+PAPER = kit.setting("cifar10", 45_000, 100, epochs=10, side=0)
 EXPERIMENT = kit.Experiment(
     "direction-rates",
     "Rates along flat and sharp directions under damping and partial adaptivity",
     kit.SPECTRAL,
     "§§6.3 and 6.6",
     {
-        "smoke": DirectionScale(*SMOKE, batch=50),
-        "cpu": DirectionScale("mnist", 3000, 100, 10, 8, "MLP-100", 1000, 40, side=14),
-        "paper": DirectionScale("cifar10", 45_000, 100, 10, 3, "VGG-16", 2000, 40),
+        "smoke": kit.grid(SMOKE, network=["MLP-12"], samples=[200], pairs=[20], seed=range(3)),
+        "cpu": kit.grid(CPU, network=["MLP-100"], samples=[1000], pairs=[40], seed=range(8)),
+        "paper": kit.grid(PAPER, network=["VGG-16"], samples=[2000], pairs=[40], seed=range(3)),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         Rates are read off an optimiser's own steps, along the Hessian's sharpest eigenvector and
           random directions.

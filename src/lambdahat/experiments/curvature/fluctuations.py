@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -20,18 +19,9 @@ MET, UNMET = (NORMAL, BOUNDED), (UNEVEN, WIDE)
 NEAR, APART, EDGE = 0.01, 0.02, 0.05
 
 
-@dataclass(frozen=True)
-class NoiseScale:
-    """Matrices P × P of these ``sizes``."""
-
-    seeds: int
-    sizes: tuple[int, ...] = (50, 100, 200, 400)
-
-
-def cells(config: NoiseScale) -> list[Cell]:
-    """Kind of noise × size × seed."""
-    axes = {"size": config.sizes, "seed": range(config.seeds)}
-    return kit.grid({}, noise=(*MET, *UNMET, NARROW), **axes)
+def cells(seeds: int, sizes: Iterable[int] = (50, 100, 200, 400)) -> list[Cell]:
+    """Kind of noise × size × seed: matrices P × P of these ``sizes``."""
+    return kit.grid({}, noise=(*MET, *UNMET, NARROW), size=sizes, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -75,7 +65,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
     """)
     for kind in MET:
         part, end = rows.where(noise=kind), rows.where(noise=kind, size=largest)
-        yield claim("falls", kit.by_seed(part, _exponent), kind=kind)
+        yield claim("falls", kit.exponent(part, "distance", "size"), kind=kind)
         yield claim("near", kit.over_seeds(end, "distance"), kind=kind)
         yield claim("end", kit.over_seeds(end, "largest"), kind=kind)
     why = {UNEVEN: "condition (ii) is broken", WIDE: "elements depend on each other"}
@@ -88,12 +78,6 @@ def claims(rows: Rows) -> Iterator[Claim]:
     )
     error, dof = math.hypot(near.stderr, wide.stderr), near.dof + wide.dof
     yield claim("samples", Reading(near.value - wide.value, error, dof, near.count))
-
-
-def _exponent(rows: Rows) -> float:
-    """The slope of log₁₀ of the distance over log₁₀ of P."""
-    sizes, distances = (np.log10(rows.values(name)).tolist() for name in ("size", "distance"))
-    return kit.slope(sizes, distances).value
 
 
 def tables(rows: Rows) -> Iterator[Table]:
@@ -128,11 +112,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§5.2, Theorem 13",
     {
-        "smoke": NoiseScale(2, (30, 60, 120)),
-        "cpu": NoiseScale(10),
-        "paper": NoiseScale(20, (50, 100, 200, 400, 800)),
+        "smoke": cells(2, (30, 60, 120)),
+        "cpu": cells(10),
+        "paper": cells(20, (50, 100, 200, 400, 800)),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences(f"""
         σ_ε² is that of the matrix itself, tr(ε²)/P.
         Independent elements meet the conditions; rows of variance 0.1 and 1.9 by turns break

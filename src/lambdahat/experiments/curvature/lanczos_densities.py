@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -32,20 +31,10 @@ SOURCES = {
 }
 
 
-@dataclass(frozen=True)
-class DensityScale:
-    """One scale: the sizes P of random matrices, that of the known spectrum, and seeds at each."""
-
-    sizes: tuple[int, ...]
-    known: int
-    seeds: int
-
-
-def cells(config: DensityScale) -> list[Cell]:
-    """Matrix × size × seed."""
-    seeds = range(config.seeds)
-    laws = kit.grid({}, matrix=LAWS, size=config.sizes, seed=seeds)
-    return laws + kit.grid({"matrix": KNOWN, "size": config.known}, seed=seeds)
+def cells(sizes: Iterable[int], known: int, seeds: int) -> list[Cell]:
+    """Random matrix × size × seed; then, of size ``known``, the known spectrum × seed."""
+    laws = kit.grid({}, matrix=LAWS, size=sizes, seed=range(seeds))
+    return laws + kit.grid({"matrix": KNOWN, "size": known}, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -221,11 +210,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§4.5, Figures 4.3–4.6",
     {
-        "smoke": DensityScale((60, 225), 300, 3),
-        "cpu": DensityScale((225, 2000), 1000, 20),
-        "paper": DensityScale((225, 10_000), 1000, 5),
+        "smoke": cells((60, 225), known=300, seeds=3),
+        "cpu": cells((225, 2000), known=1000, seeds=20),
+        "paper": cells((225, 10_000), known=1000, seeds=5),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences(f"""
         One start vector, uniform on the sphere, 30 steps; matrices are scaled to a limit law.
         The distance is Wasserstein's, between the eigenvalues and the Ritz values with their

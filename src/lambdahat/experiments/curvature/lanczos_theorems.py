@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -84,21 +83,15 @@ NEW = 1e-8  # of the norm: more would be new Ritz values
 FOUND = 1e-3  # of the range: an eigenvalue is found by a Ritz value as near
 
 
-@dataclass(frozen=True)
-class TheoremScale:
-    """One scale: matrices of ``size``, ``steps`` Lanczos steps, ``seeds`` start vectors."""
+def cells(size: int, steps: int, seeds: int) -> list[Cell]:
+    """The table; then, by seed, convergence at each ratio, the shift, two spectra's top pairs.
 
-    size: int
-    steps: int
-    seeds: int
-
-
-def cells(config: TheoremScale) -> list[Cell]:
-    """The table; then, by seed, convergence at each ratio, the shift, two spectra's top pairs."""
+    Matrices of ``size``, ``steps`` Lanczos steps, ``seeds`` start vectors.
+    """
     grid: list[Cell] = [{"part": "table"}]
-    base = {"size": config.size, "steps": config.steps}
-    for seed in range(config.seeds):
-        convergence = {"part": "convergence", "size": config.size, "seed": seed}
+    base = {"size": size, "steps": steps}
+    for seed in range(seeds):
+        convergence = {"part": "convergence", "size": size, "seed": seed}
         grid += kit.grid(convergence, ratio=PRINTED)
         grid.append({"part": "shift", **base, "seed": seed})
         grid += kit.grid({"part": "top", **base, "seed": seed}, spectrum=SPECTRA)
@@ -321,11 +314,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§4.4, Table 4.5",
     {
-        "smoke": TheoremScale(200, 20, 3),
-        "cpu": TheoremScale(1000, 30, 20),
-        "paper": TheoremScale(1000, 30, 100),
+        "smoke": cells(200, 20, seeds=3),
+        "cpu": cells(1000, 30, seeds=20),
+        "paper": cells(1000, 30, seeds=100),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences(f"""
         Convergence: λ₁ = λ₁/λ₂, the other eigenvalues evenly on [0, 1]; starts uniform on the
           sphere; float64.

@@ -6,9 +6,9 @@ Also the training runs over dampings that ``adaptive_damping`` and ``adaptive_ba
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -101,30 +101,22 @@ def sharpness(model: nn.Module, data: training.Images, cell: Cell) -> float:
     return float(pairs.values[0])
 
 
-@dataclass(frozen=True)
-class DampedSetting:
+SETTING = ("optimizer", "rate", "damping", "decay")
+Key = tuple[Any, ...]  # the values of the first of these
+
+
+def damped(optimizer: str, rate: float, damping: float = 0.0, decay: float = 0.0) -> Cell:
     """An optimiser with its rate α, damping δ and decoupled weight decay γ (for SGD: L2)."""
-
-    optimizer: str
-    rate: float
-    damping: float = 0.0
-    decay: float = 0.0
+    return {"optimizer": optimizer, "rate": rate, "damping": damping, "decay": decay}
 
 
-@dataclass(frozen=True)
-class DampedScale(kit.ImageScale):
-    """One scale: the settings and what all of them share; λ₁ is over ``samples`` images, if any."""
-
-    network: str
-    samples: int
-    settings: tuple[DampedSetting, ...]
-    schedule: str = "linear"
-
-
-def damped_cells(config: DampedScale) -> list[Cell]:
-    """Setting × seed."""
-    base, settings = kit.settings_of(config, "settings", "seeds"), map(asdict, config.settings)
-    return kit.grid(base, setting=settings, seed=range(config.seeds))
+def damped_cells(
+    images: Cell, network: str, samples: int, settings: Sequence[Cell], seeds: int
+) -> list[Cell]:
+    """Setting × seed; λ₁ is over ``samples`` images, if any."""
+    base = {"precision": "float32", "schedule": "linear", **images}
+    base |= {"network": network, "samples": samples}
+    return kit.grid(base, setting=settings, seed=range(seeds))
 
 
 def damped_run(cell: Cell, device: str) -> list[Row]:
@@ -136,6 +128,24 @@ def damped_run(cell: Cell, device: str) -> list[Row]:
     if cell["samples"] and not end["diverged"]:
         end["largest"] = sharpness(model, data, cell)
     return [*({"kind": "epoch", **row} for row in thin(rows)), {"kind": "end", **end}]
+
+
+def at(rows: Rows, key: Key, kind: str = "end") -> Rows:
+    """The rows of one of the settings of ``keys``."""
+    return rows.where(kind=kind, **dict(zip(SETTING, key, strict=False)))
+
+
+def keys(rows: Rows, count: int) -> list[Key]:
+    """The settings by the first ``count`` parts of SETTING, in the order of the grid."""
+    return list(dict.fromkeys(tuple(row[name] for name in SETTING[:count]) for row in rows))
+
+
+def setting_line(rows: Rows, key: Key) -> tuple[str, ...]:
+    """The line of a table: a setting, its errors and λ₁, and how many runs diverged."""
+    part = at(rows, key)
+    readings = kit.means(part, "training error", "error", "largest")
+    diverged = str(sum(part.values("diverged")))
+    return (key[0], *(f"{value:g}" for value in key[1:]), *readings, diverged)
 
 
 DAMPED_NOTES = kit.sentences("""
@@ -156,27 +166,14 @@ SIMILAR = 2.0  # points of training error
 METHODS = ("Lanczos", "SGD", "Adam")
 
 
-@dataclass(frozen=True)
-class OrderScale(kit.Scale):
-    """One scale: the rates of SGD and Adam among which the best is taken."""
-
-    network: str
-    sgd: tuple[float, ...]
-    adam: tuple[float, ...]
-    side: int = 0
-    pairs: int = 20
-    schedule: str = "flat"
-
-
-def cells(config: OrderScale) -> list[Cell]:
-    """Optimiser and rate × seed."""
-    base = kit.settings_of(config, "sgd", "adam", "seeds")
+def cells(base: Cell, sgd: Iterable[float], adam: Iterable[float], seeds: int) -> list[Cell]:
+    """Optimiser and rate × seed; of SGD and Adam the best of several rates is taken."""
     values = [("Lanczos", rate, RATIO * rate, name) for name in CURVATURES for rate in RATES]
-    values += [("SGD", rate, 0.0, "") for rate in config.sgd]
-    values += [("Adam", rate, 1e-8, "") for rate in config.adam]
+    values += [("SGD", rate, 0.0, "") for rate in sgd]
+    values += [("Adam", rate, 1e-8, "") for rate in adam]
     names = "optimizer", "rate", "damping", "curvature"
     settings = [dict(zip(names, each, strict=True)) for each in values]
-    return kit.grid(base, setting=settings, seed=range(config.seeds))
+    return kit.grid({"schedule": "flat", **base}, setting=settings, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -265,21 +262,20 @@ def charts(rows: Rows) -> Iterator[Chart]:
     yield Chart("The best of each", *axes, tuple(series), source="Figure 4.2b")
 
 
-# data set, training and held-out samples, epochs, seeds; network; rates of SGD and of Adam
-SMOKE = ("digits", 100, 100, 2, 2, "MLP-8", (0.01, 0.1), (3e-3, 1e-2))
-CPU = ("mnist", 2000, 1000, 8, 5, "MLP-100", (0.01, 0.03, 0.1, 0.3), (1e-3, 3e-3, 1e-2, 3e-2))
-PAPER = ("cifar10", 10_000, 5_000, 10, 2, "VGG-16", (0.003, 0.01, 0.03), (1e-4, 3e-4, 1e-3))
+SMOKE = kit.setting("digits", 100, 100, epochs=2, batch=50, side=0, network="MLP-8", pairs=5)
+CPU = kit.setting("mnist", 2000, 1000, epochs=8, side=14, network="MLP-100", pairs=20)
+PAPER = kit.setting("cifar10", 10_000, 5_000, epochs=10, side=0, network="VGG-16", pairs=20)
 EXPERIMENT = kit.Experiment(
     "second-order-curves",
     "Stochastic Lanczos steps against SGD and Adam",
     kit.SPECTRAL,
     "§4.3.1, Table 4.4, Figure 4.2b",
     {
-        "smoke": OrderScale(*SMOKE, batch=50, pairs=5),
-        "cpu": OrderScale(*CPU, side=14),
-        "paper": OrderScale(*PAPER),
+        "smoke": cells(SMOKE, (0.01, 0.1), (3e-3, 1e-2), seeds=2),
+        "cpu": cells(CPU, (0.01, 0.03, 0.1, 0.3), (1e-3, 3e-3, 1e-2, 3e-2), seeds=5),
+        "paper": cells(PAPER, (0.003, 0.01, 0.03), (1e-4, 3e-4, 1e-3), seeds=2),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         20 Lanczos steps on a batch of its own, as large as the gradient's, before every step; no
           momentum.

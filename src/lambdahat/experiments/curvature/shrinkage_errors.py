@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,19 +25,9 @@ ESTIMATORS = {
 }
 
 
-@dataclass(frozen=True)
-class ShrinkScale:
-    """Covariances of ``size`` × ``size`` from as many samples times 1/q."""
-
-    seeds: int
-    size: int = 200
-    ratios: tuple[float, ...] = (0.25, 1.0)
-
-
-def cells(config: ShrinkScale) -> list[Cell]:
-    """Spectrum × q × seed."""
-    axes = {"ratio": config.ratios, "size": [config.size], "seed": range(config.seeds)}
-    return kit.grid({}, spectrum=SPECTRA, **axes)
+def cells(seeds: int, size: int = 200) -> list[Cell]:
+    """Spectrum × q × seed: covariances of ``size`` × ``size`` from as many samples times 1/q."""
+    return kit.grid({}, spectrum=SPECTRA, ratio=(0.25, 1.0), size=[size], seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -144,8 +133,8 @@ EXPERIMENT = kit.Experiment(
     "Damping as linear shrinkage, and what it does to errors of the curvature",
     kit.SPECTRAL,
     "§6.3.2, Eq. 6.5",
-    {"smoke": ShrinkScale(2, 40), "cpu": ShrinkScale(5), "paper": ShrinkScale(20, 400)},
-    *(cells, run, claims, tables, charts),
+    {"smoke": cells(2, 40), "cpu": cells(5), "paper": cells(20, 400)},
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         The multiplicative noise model: sample covariances of Gaussian draws, whose truth is known.
         β is estimated from the draws (Ledoit and Wolf) and shrinks towards the sample's mean

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -26,32 +25,10 @@ DECAY = 3e-4
 WELL = 2.0  # points of validation error
 
 
-@dataclass(frozen=True)
-class SpectralScale(kit.ImageScale):
-    """One scale; ``rate`` is the baseline's."""
-
-    network: str
-    rate: float = 0.05
-
-
-def cells(config: SpectralScale) -> list[Cell]:
-    """Method × seed."""
-    base = kit.settings_of(config, "seeds")
-    return kit.grid(base, method=METHODS, seed=range(config.seeds))
-
-
-class SpectralRates:
-    """A tracker of the rate and the momentum in use."""
-
-    name, unit, every = "rates", "epoch", 1
-
-    def measure(
-        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
-    ) -> dict[str, float]:
-        """Rate and momentum of the first group; "lr" multiplies a rate that is measured."""
-        group = optimizer.param_groups[0]
-        rate, momentum = group["lr"] * group.get("rate", 1.0), group["momentum"]
-        return {"rate": float(rate), "momentum": float(momentum)}
+def cells(images: Cell, network: str, seeds: int, rate: float = 0.05) -> list[Cell]:
+    """Method × seed; ``rate`` is the baseline's."""
+    base = images | {"network": network, "rate": rate, "precision": "float32"}
+    return kit.grid(base, method=METHODS, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -59,9 +36,16 @@ def run(cell: Cell, device: str) -> list[Row]:
     model, data = training.model_and_images(cell, device)
     problem = Problem(model, "cross_entropy", data.training)
     optimizer, schedule = _optimizer(model, cell)
-    given = cell, optimizer, schedule, data.held_out, [SpectralRates()]
-    history = training.train(problem, *given)
-    return _rows(history, cell["epochs"], 100 * (1 - 1 / data.classes))
+
+    def rate_and_momentum() -> Row:
+        group = optimizer.param_groups[0]  # "lr" multiplies a rate that is measured
+        rate = group["lr"] * group.get("rate", 1.0)
+        return {"rate": float(rate), "momentum": float(group["momentum"])}
+
+    watch = training.Watch(rate_and_momentum, every=1)
+    history = training.train(problem, cell, optimizer, schedule, data.held_out, [watch])
+    rates = {row["epoch"]: row for row in watch.rows}
+    return _rows(history, rates, cell["epochs"], 100 * (1 - 1 / data.classes))
 
 
 def _optimizer(model: nn.Module, cell: Cell) -> tuple[Optimizer, Any]:
@@ -78,7 +62,7 @@ def _optimizer(model: nn.Module, cell: Cell) -> tuple[Optimizer, Any]:
     return Averaged(base, **when), None
 
 
-def _rows(history: Run, epochs: int, guess: float) -> list[Row]:
+def _rows(history: Run, rates: Mapping[int, Row], epochs: int, guess: float) -> list[Row]:
     """Errors in per cent; a run that diverged ends with that of guessing."""
     rows: list[Row] = []
     for row in history.epochs:
@@ -89,9 +73,8 @@ def _rows(history: Run, epochs: int, guess: float) -> list[Row]:
                 "epoch": row["epoch"],
                 "error": 100 * (1 - row["validation_accuracy"]) if known else guess,
                 "average error": None if average is None else 100 * (1 - average),
-                "rate": row.get("rate"),
-                "momentum": row.get("momentum"),
                 "last": row["epoch"] == epochs,
+                **rates.get(row["epoch"], {}),
             }
         )
     if history.ended == "diverged":
@@ -150,18 +133,20 @@ def charts(rows: Rows) -> Iterator[Chart]:
         yield Chart(title, "epoch", column, lines, y_log=log, source="§4.3.2")
 
 
-PAPER = ("cifar10", 45_000, 5_000, 36, 3, "PreResNet-110")
+SMOKE = kit.image_setting("digits", 150, 200, epochs=9, batch=50)
+CPU = kit.image_setting("mnist", 1000, 2000, epochs=36, side=8, batch=64)
+PAPER = kit.image_setting("cifar10", 45_000, 5_000, epochs=36, augmented=True)
 EXPERIMENT = kit.Experiment(
     "spectral-sgd",
     "Rate and momentum from the spectrum, against averaging with a rate by hand",
     kit.SPECTRAL,
     "§4.3.2, Figure 4.2a",
     {
-        "smoke": SpectralScale("digits", 150, 200, 9, 2, "MLP-16", batch=50),
-        "cpu": SpectralScale("mnist", 1000, 2000, 36, 5, "WideResNet-10×1", side=8, batch=64),
-        "paper": SpectralScale(*PAPER, augmented=True, rate=0.1),
+        "smoke": cells(SMOKE, "MLP-16", seeds=2),
+        "cpu": cells(CPU, "WideResNet-10×1", seeds=5),
+        "paper": cells(PAPER, "PreResNet-110", seeds=3, rate=0.1),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         Eq. 4.3 with its misprints mended; Ritz values below 0 do not count; no factor beside the
           measured rate.

@@ -7,9 +7,8 @@ The Hessian is taken with batch norm in training and in evaluation mode.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -88,25 +87,13 @@ PUBLISHED = {
 ONE_NUMBER: dict[float, str] = {5: "more than 5 points", 30: "almost 30×", 1000: "nearly 1000×"}
 
 
-@dataclass(frozen=True)
-class CnnDecayScale(kit.Scale):
-    """Networks with the side of their images and their rate; ``decay`` is set against none."""
-
-    networks: tuple[tuple[str, int, float], ...]
-    samples: int  # images of the Hessian
-    depth: int
-    decay: float = 5e-4
-    augmented: bool = False
-    precision: str = "float32"
-
-
-def decay_cells(scale: CnnDecayScale) -> list[Cell]:
-    """Network × weight decay × seed."""
-    base = kit.settings_of(scale, "networks", "decay", "seeds")
+def decay_cells(
+    images: Cell, networks: Iterable[tuple[str, int, float]], seeds: int, decay: float = 5e-4
+) -> list[Cell]:
+    """Network with the side of its images and its rate × weight decay or none × seed."""
     names = "network", "side", "rate"
-    networks = [dict(zip(names, each, strict=True)) for each in scale.networks]
-    decays, seeds = (0.0, scale.decay), range(scale.seeds)
-    return kit.grid(base, network=networks, decay=decays, seed=seeds)
+    named = [dict(zip(names, each, strict=True)) for each in networks]
+    return kit.grid(images, network=named, decay=(0.0, decay), seed=range(seeds))
 
 
 def decay_run(cell: Cell, device: str) -> list[Row]:
@@ -204,9 +191,12 @@ def _sharpness_chart(column: str, across: str, series: list[kit.Series], source:
 
 NETWORKS = (("All-CNN", 0, 0.03), ("PreResNet-164", 0, 0.1), ("WideResNet-28×10", 0, 0.1))
 SMALL_NETWORKS = (("LeNet-5", 28, 0.03), ("PreResNet-11", 8, 0.1), ("WideResNet-10×1", 8, 0.1))
-_TINY: dict[str, Any] = {"samples": 32, "depth": 6, "batch": 32}
-_SMALL: dict[str, Any] = {"samples": 256, "depth": 30, "batch": 32}
-_WHOLE: dict[str, Any] = {"samples": 512, "depth": 60, "augmented": True, "precision": "bfloat16"}
+# the Hessian is over ``samples`` images, by ``depth`` Lanczos steps
+_PLAIN: Cell = {"batch": 32, "augmented": False, "precision": "float32"}
+_TINY = partial(kit.setting, "digits", 96, 64, samples=32, depth=6, **_PLAIN)
+_SMALL = partial(kit.setting, "cifar10", 1000, 1000, samples=256, depth=30, **_PLAIN)
+_WHOLE = kit.setting("cifar100", 45_000, 5_000, epochs=34, samples=512, depth=60)
+_WHOLE |= {"augmented": True, "precision": "bfloat16"}
 _DECAY_NOTES = kit.sentences(f"""
     Reduced at the paper's scale: 34 epochs of CIFAR-100 where the paper has 300.
     On a CPU: LeNet-5 in place of the nine-layer network, small residual networks, 1,000 images of
@@ -227,11 +217,11 @@ CNN_DECAY = kit.Experiment(
     kit.FLATNESS,
     "§4, Figures 4–7",
     {
-        "smoke": CnnDecayScale("digits", 96, 64, 2, 2, (("WideResNet-10×1", 4, 0.1),), **_TINY),
-        "cpu": CnnDecayScale("cifar10", 1000, 1000, 40, 3, SMALL_NETWORKS, decay=5e-3, **_SMALL),
-        "paper": CnnDecayScale("cifar100", 45_000, 5_000, 34, 4, NETWORKS, **_WHOLE),
+        "smoke": decay_cells(_TINY(epochs=2), [("WideResNet-10×1", 4, 0.1)], seeds=2),
+        "cpu": decay_cells(_SMALL(epochs=40), SMALL_NETWORKS, seeds=3, decay=5e-3),
+        "paper": decay_cells(_WHOLE, NETWORKS, seeds=4),
     },
-    *(decay_cells, decay_run, decay_claims, decay_tables, decay_charts),
+    *(list, decay_run, decay_claims, decay_tables, decay_charts),
     _DECAY_NOTES,
     "CIFAR-100, 300 epochs: a nine-layer network of 1,387,108 parameters at rate 0.03,"
     " PreResNet-164 and WideResNet-28×10; split, batch size and seeds are not in the text.",
@@ -257,18 +247,10 @@ VGG = "VGG-16 with batch norm"
 SIMILAR = 1.0  # points of training accuracy
 
 
-@dataclass(frozen=True)
-class GadamSharpnessScale(kit.ImageScale):
-    """One scale; the Hessian is over ``samples`` images."""
-
-    network: str
-    samples: int
-    depth: int
-
-
-def gadam_cells(scale: GadamSharpnessScale) -> list[Cell]:
+def gadam_cells(images: Cell, network: str, side: int, seeds: int) -> list[Cell]:
     """Optimiser × seed."""
-    return kit.grid(kit.settings_of(scale, "seeds"), optimizer=OPTIMIZERS, seed=range(scale.seeds))
+    base = images | {"network": network, "side": side}
+    return kit.grid(base, optimizer=OPTIMIZERS, seed=range(seeds))
 
 
 def gadam_run(cell: Cell, device: str) -> list[Row]:
@@ -380,13 +362,11 @@ GADAM_SHARPNESS = kit.Experiment(
     kit.FLATNESS,
     "§5, Figures 8–10",
     {
-        "smoke": GadamSharpnessScale("digits", 96, 64, 3, 2, "WideResNet-10×1", side=4, **_TINY),
-        "cpu": GadamSharpnessScale(
-            "cifar10", 1000, 1000, 50, 4, "WideResNet-10×1", side=8, **_SMALL
-        ),
-        "paper": GadamSharpnessScale("cifar100", 45_000, 5_000, 34, 4, "VGG-16-BN", **_WHOLE),
+        "smoke": gadam_cells(_TINY(epochs=3), "WideResNet-10×1", 4, seeds=2),
+        "cpu": gadam_cells(_SMALL(epochs=50), "WideResNet-10×1", 8, seeds=4),
+        "paper": gadam_cells(_WHOLE, "VGG-16-BN", 0, seeds=4),
     },
-    *(gadam_cells, gadam_run, gadam_claims, gadam_tables, gadam_charts),
+    *(list, gadam_run, gadam_claims, gadam_tables, gadam_charts),
     _GADAM_NOTES,
     "VGG-16 with batch norm on CIFAR-100 and CIFAR-10, 300 epochs, Gadam at 0.0005 and SGD at 0.1;"
     " split, batch size and seeds are not in the text.",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -27,19 +26,10 @@ SMALL = 0.2  # the trace 3s³μ rises with μ while s³ > 4/3, that is μ < 0.29
 EXACT = 1e-9
 
 
-@dataclass(frozen=True)
-class DeepLinearToyScale:
-    """Points drawn, and depths of the product."""
-
-    seeds: int
-    depths: tuple[int, ...] = (2, 3, 4, 5)
-
-
-def cells(config: DeepLinearToyScale) -> list[Cell]:
+def cells(seeds: int) -> list[Cell]:
     """Depth × seed; rescalings of the points of depth 3; the minimisers under weight decay."""
-    seeds = range(config.seeds)
-    points = kit.grid({"kind": "point"}, depth=config.depths, seed=seeds)
-    rescaled = kit.grid({"kind": "rescaled"}, depth=[3], seed=seeds)
+    points = kit.grid({"kind": "point"}, depth=(2, 3, 4, 5), seed=range(seeds))
+    rescaled = kit.grid({"kind": "rescaled"}, depth=[3], seed=range(seeds))
     return [*points, *rescaled, {"kind": "minimiser", "depth": 3, "seed": 0}]
 
 
@@ -177,11 +167,8 @@ EXPERIMENT = kit.Experiment(
     "A product of weights under the exponential loss: rank, rescaling, weight decay",
     kit.FLATNESS,
     "§2",
-    {
-        name: DeepLinearToyScale(seeds)
-        for name, seeds in (("smoke", 5), ("cpu", 50), ("paper", 200))
-    },
-    *(cells, run, claims, tables, charts),
+    {"smoke": cells(5), "cpu": cells(50), "paper": cells(200)},
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         L is read as exp(X·w₁w₂w₃): the gradient that the paper prints has the factor X.
         Its Hessian is printed with |X| for X² and without ∂²h; the trace does not miss ∂²h, rank

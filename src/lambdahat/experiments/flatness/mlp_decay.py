@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 from lambdahat.estimators import eigenpairs
 from lambdahat.experiments import kit
@@ -36,21 +35,10 @@ CHANGES = {  # direction, in words, and where it is said
 NEAR = 0.25  # share of a printed value within which ours counts as the same
 
 
-@dataclass(frozen=True)
-class MlpDecayScale(kit.Scale):
-    """Networks by name, the first the paper's; the Hessian's images, and how often it is taken."""
-
-    networks: tuple[str, ...] = ("MLP-10-100",)
-    rate: float = 0.03
-    samples: int = 10_000
-    depth: int = 100
-    points: int = 5
-
-
-def cells(config: MlpDecayScale) -> list[Cell]:
-    """Network × weight decay × seed."""
-    base = kit.settings_of(config, "networks", "seeds")
-    return kit.grid(base, network=config.networks, decay=DECAYS, seed=range(config.seeds))
+def cells(images: Cell, seeds: int, networks: Iterable[str] = ("MLP-10-100",)) -> list[Cell]:
+    """Network, the first the paper's × weight decay × seed."""
+    base = images | {"rate": 0.03}
+    return kit.grid(base, network=networks, decay=DECAYS, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -146,20 +134,21 @@ def charts(rows: Rows) -> Iterator[Chart]:
     yield kit.spectra("Spectrum of the Hessian", first, "decay {decay:g}", "Figure 3", caption)
 
 
-SMALL = {"samples": 300, "depth": 20, "points": 2}
+# the Hessian is over ``samples`` images, by ``depth`` Lanczos steps, ``points`` times in all
+SMOKE = kit.setting("digits", 600, 200, epochs=6, samples=300, depth=20, points=2)
+CPU = kit.setting("mnist", 45_000, 5_000, epochs=50, samples=4000, depth=60, points=5)
+PAPER = kit.setting("mnist", 45_000, 5_000, epochs=50, samples=45_000, depth=100, points=10)
 EXPERIMENT = kit.Experiment(
     "mlp-decay",
     "Sharpness and accuracy of a perceptron with and without weight decay",
     kit.FLATNESS,
     "§4, Figure 3",
     {
-        "smoke": MlpDecayScale("digits", 600, 200, 6, 2, ("MLP-20",), **SMALL),
-        "cpu": MlpDecayScale("mnist", 45_000, 5_000, 50, 5, samples=4000, depth=60),
-        "paper": MlpDecayScale(
-            "mnist", 45_000, 5_000, 50, 10, ("MLP-10-100", "MLP-100"), samples=45_000, points=10
-        ),
+        "smoke": cells(SMOKE, 2, ("MLP-20",)),
+        "cpu": cells(CPU, 5),
+        "paper": cells(PAPER, 10, ("MLP-10-100", "MLP-100")),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences(f"""
         784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden
           layer of 100 units.

@@ -7,8 +7,7 @@ flatness paper).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -30,45 +29,28 @@ THESIS = "spectral thesis §5.9.1"
 PRECISION = -6.0  # log₁₀ of |Ritz value at the origin|/λ₁: float32 ends near −7
 
 
-@dataclass(frozen=True)
-class RankSubject:
+def subject(
+    network: str,
+    data: str,
+    training: int,
+    side: int = 0,
+    exact: bool = False,
+    samples: int = 3000,
+    points: int = 4,
+) -> Cell:
     """A network, its data and the side of its images; curvature over ``samples`` of them.
 
     It is taken at the start and at ``points`` of the training. If ``exact``, the network learns
     even or odd, and the rank itself is computed too.
     """
-
-    network: str
-    data: str
-    training: int
-    side: int = 0
-    exact: bool = False
-    samples: int = 3000
-    points: int = 4
-    precision: str = "float32"
+    where = {"network": network, "data": data, "training": training, "side": side}
+    return {**where, "exact": exact, "parity": exact, "samples": samples, "points": points}
 
 
-@dataclass(frozen=True)
-class RankDegeneracyScale:
-    """The networks and data, and the settings that all share."""
-
-    subjects: tuple[RankSubject, ...]
-    epochs: int
-    seeds: int
-    depth: int
-    held_out: int = 200
-    rate: float = 0.03
-    batch: int = 128
-
-
-def cells(config: RankDegeneracyScale) -> list[Cell]:
+def cells(subjects: Iterable[Cell], epochs: int, seeds: int, depth: int = 100) -> list[Cell]:
     """Subject × seed."""
-    base = kit.settings_of(config, "subjects", "seeds")
-    subjects = [asdict(subject) | {"parity": subject.exact} for subject in config.subjects]
-    for subject in subjects:
-        if subject["precision"] == "float32":  # as in stored cells
-            del subject["precision"]
-    return kit.grid(base, subject=subjects, seed=range(config.seeds))
+    base = {"epochs": epochs, "depth": depth, "held_out": 200, "rate": 0.03, "batch": 128}
+    return kit.grid(base, subject=subjects, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -152,7 +134,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
 
     Where the paper's own networks have run, what it says of their Ritz values is asked of no other.
     """
-    own = {subject.network for subject in LARGE} & {*rows.distinct("network")}
+    own = {*LARGE} & {*rows.distinct("network")}
     for name, part in rows.groups("network"):
         exact, what = part.where(exact=True), kit.subject(part)
         if exact:
@@ -258,24 +240,23 @@ def charts(rows: Rows) -> Iterator[Chart]:
 
 
 PARITY = {"MLP-24": 8, "MLP-20-20": 4}
-SMALL = tuple(RankSubject(name, "mnist", 3000, side, True) for name, side in PARITY.items())
-LARGE = tuple(
-    RankSubject(name, "cifar100", 45_000, samples=512, points=1, precision="bfloat16")
-    for name in ("VGG-16", "PreResNet-110")
-)
-TINY = RankSubject("MLP-14-14", "digits", 700, 4, True, 700, 1)
-FEWER, WHOLE = (RankSubject("MLP-100", "mnist", count) for count in (10_000, 45_000))
+LARGE = ("VGG-16", "PreResNet-110")
+BFLOAT16 = {"precision": "bfloat16"}
+TINY = subject("MLP-14-14", "digits", 700, side=4, exact=True, samples=700, points=1)
+SMALL = [subject(name, "mnist", 3000, side, exact=True) for name, side in PARITY.items()]
+FEWER, WHOLE = (subject("MLP-100", "mnist", count) for count in (10_000, 45_000))
+OURS = [subject(name, "cifar100", 45_000, samples=512, points=1) | BFLOAT16 for name in LARGE]
 EXPERIMENT = kit.Experiment(
     "rank-degeneracy",
     "How much of the Hessian is zero, beside the rank bound",
     kit.FLATNESS,
     "§3.2, Figures 1 and 11–14; §5.9 and Figures 5.17–5.20 of the spectral thesis",
     {
-        "smoke": RankDegeneracyScale((TINY,), 4, 2, depth=30),
-        "cpu": RankDegeneracyScale((*SMALL, FEWER), 20, 4, depth=100),
-        "paper": RankDegeneracyScale((*SMALL, WHOLE, *LARGE), 30, 3, depth=100),
+        "smoke": cells([TINY], epochs=4, seeds=2, depth=30),
+        "cpu": cells([*SMALL, FEWER], epochs=20, seeds=4),
+        "paper": cells([*SMALL, WHOLE, *OURS], epochs=30, seeds=3),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         VGG-16 and PreResNet-110 on CIFAR-100: 30 epochs of the paper's 225 and 300, weight decay
           5e-4, 512 images; on a GPU they train in bfloat16, and curvature is in float32.

@@ -6,8 +6,7 @@ Seeds and weight decays are trained together: a step is two batched products for
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -39,26 +38,15 @@ MOMENTUM, LAST_RATE = 0.9, 0.01  # the latter relative to the first (Eq. 12)
 WHERE = "§4, Figure 2"
 
 
-@dataclass(frozen=True)
-class SoftmaxDecayScale(kit.Scale):
-    """One scale, with the variants of the main setting."""
-
-    rate: float = 0.03
-    inputs: str = "symmetric"
-    others: tuple[tuple[str, object], ...] = ()
-    depth: int = 100
-    together: int = 1
-
-
-def cells(config: SoftmaxDecayScale) -> list[Cell]:
-    """Cells of ``together`` seeds at the paper's setting; one seed of each variant of it."""
-    main = kit.settings_of(config, "seeds", "together", "others")
-    seeds, step = list(range(config.seeds)), config.together
-    groups = [seeds[first : first + step] for first in range(0, config.seeds, step)]
-    grid = [{"variant": MAIN, **main, "seeds": group} for group in groups]
+def cells(
+    images: Cell, seeds: Sequence[list[int]], variants: Iterable[tuple[str, object]] = ()
+) -> list[Cell]:
+    """Cells of the seeds that train together at the paper's setting; one seed of each variant."""
+    main = {"depth": 100, "rate": 0.03, "inputs": "symmetric", **images}
+    grid = [{"variant": MAIN, **main, "seeds": group} for group in seeds]
     return grid + [
         {"variant": f"{name} {value}", **main, name: value, "seeds": [0]}
-        for name, value in config.others
+        for name, value in variants
     ]
 
 
@@ -222,17 +210,19 @@ VARIANTS = (
     ("validation", LAST),
 )
 FEW = (*VARIANTS[:3], VARIANTS[-1])
+SMOKE = kit.setting("digits", 1000, 300, epochs=30, depth=40)
+CPU, PAPER = (kit.setting("mnist", 45_000, 5_000, epochs=epochs) for epochs in (150, 1000))
 EXPERIMENT = kit.Experiment(
     "softmax-decay",
     "Sharpness and accuracy of softmax regression over weight decay",
     kit.FLATNESS,
     WHERE,
     {
-        "smoke": SoftmaxDecayScale("digits", 1000, 300, 30, 4, depth=40, together=2),
-        "cpu": SoftmaxDecayScale("mnist", 45_000, 5_000, 150, 3, others=FEW),
-        "paper": SoftmaxDecayScale("mnist", 45_000, 5_000, 1000, 10, others=VARIANTS),
+        "smoke": cells(SMOKE, [[0, 1], [2, 3]]),
+        "cpu": cells(CPU, [[seed] for seed in range(3)], FEW),
+        "paper": cells(PAPER, [[seed] for seed in range(10)], VARIANTS),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences(f"""
         Batches of 128: the paper does not say.
         45,000 training and 5,000 validation images of MNIST's 60,000, drawn by the seed; the

@@ -9,19 +9,19 @@ runner; ``training``: data, networks and the training run of experiments on imag
 """
 
 from lambdahat.experiments.kit.cells import Cell as Cell
-from lambdahat.experiments.kit.cells import ImageScale as ImageScale
 from lambdahat.experiments.kit.cells import Row as Row
 from lambdahat.experiments.kit.cells import Rows as Rows
-from lambdahat.experiments.kit.cells import Scale as Scale
 from lambdahat.experiments.kit.cells import by_seed as by_seed
 from lambdahat.experiments.kit.cells import capitalize as capitalize
 from lambdahat.experiments.kit.cells import curve as curve
 from lambdahat.experiments.kit.cells import decades as decades
 from lambdahat.experiments.kit.cells import errors as errors
+from lambdahat.experiments.kit.cells import exponent as exponent
 from lambdahat.experiments.kit.cells import finite as finite
 from lambdahat.experiments.kit.cells import gap as gap
 from lambdahat.experiments.kit.cells import gap_of_gaps as gap_of_gaps
 from lambdahat.experiments.kit.cells import grid as grid
+from lambdahat.experiments.kit.cells import image_setting as image_setting
 from lambdahat.experiments.kit.cells import logs as logs
 from lambdahat.experiments.kit.cells import mean_lines as mean_lines
 from lambdahat.experiments.kit.cells import means as means
@@ -30,7 +30,7 @@ from lambdahat.experiments.kit.cells import points as points
 from lambdahat.experiments.kit.cells import printed_points as printed_points
 from lambdahat.experiments.kit.cells import reading_series as reading_series
 from lambdahat.experiments.kit.cells import series_of as series_of
-from lambdahat.experiments.kit.cells import settings_of as settings_of
+from lambdahat.experiments.kit.cells import setting as setting
 from lambdahat.experiments.kit.cells import short as short
 from lambdahat.experiments.kit.cells import spectra as spectra
 from lambdahat.experiments.kit.cells import stems as stems

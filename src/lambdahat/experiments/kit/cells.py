@@ -6,11 +6,13 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference
+import numpy as np
+
+from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference, slope
 from lambdahat.results.charts import Chart, Series
 
 Cell = dict[str, Any]
@@ -81,36 +83,21 @@ class Rows(Sequence[Row]):
         return DataFrame(self._records)
 
 
-@dataclass(frozen=True)
-class Scale:
-    """The settings that all experiments which train have at each scale; experiments add their own.
-
-    ``training`` and ``held_out`` are numbers of samples of the set ``data``.
+def setting(
+    data: str, training: int, held_out: int, epochs: int, *, batch: int = 128, **more: Any
+) -> Cell:
+    """What cells that train share: a data set, how many of its samples are trained on and held out,
+    epochs, batch size, and ``more``.
     """
-
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
-    _: KW_ONLY
-    batch: int = 128
+    samples = {"data": data, "training": training, "held_out": held_out}
+    return {**samples, "epochs": epochs, "batch": batch, **more}
 
 
-@dataclass(frozen=True)
-class ImageScale(Scale):
-    """A scale of images: pooled to ``side`` unless 0, cropped and flipped if ``augmented``."""
-
-    _: KW_ONLY
-    side: int = 0
-    augmented: bool = False
-    precision: str = "float32"
-
-
-def settings_of(config: Any, *varied: str) -> Cell:
-    """The fields of a configuration that all its cells share: all but the ``varied`` ones."""
-    names = [field.name for field in fields(config) if field.name not in varied]
-    return {name: getattr(config, name) for name in names}
+def image_setting(
+    data: str, training: int, held_out: int, epochs: int, *, side: int = 0, **more: Any
+) -> Cell:
+    """The same of images: pooled to ``side`` unless 0, cropped and flipped if ``augmented``."""
+    return setting(data, training, held_out, epochs, **{"side": side, "augmented": False, **more})
 
 
 def grid(base: Mapping[str, Any], **axes: Iterable[Any]) -> list[Cell]:
@@ -190,6 +177,16 @@ def over_seeds(rows: Rows, name: str, by: By = "seed") -> Reading:
 def by_seed(rows: Rows, statistic: Callable[[Rows], float]) -> Reading:
     """The mean over seeds of a number that is computed from the rows of each."""
     return mean_of([statistic(part) for _, part in rows.groups("seed")])
+
+
+def exponent(rows: Rows, column: str, x: str) -> Reading:
+    """The slope of log₁₀ of a column over log₁₀ of another, seed by seed."""
+
+    def fit(part: Rows) -> float:
+        logs = (np.log10(part.values(name)).tolist() for name in (x, column))
+        return slope(*logs).value
+
+    return by_seed(rows, fit)
 
 
 def means(rows: Rows, *names: str) -> list[str]:

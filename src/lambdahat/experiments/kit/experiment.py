@@ -142,10 +142,11 @@ class Experiment:
     """A published experiment that can be reproduced.
 
     ``paper`` is the title of a document, and ``part`` says where in it: sections, tables, figures.
-    ``scales`` has a frozen configuration for each of ``SCALES``; ``cells`` makes the grid of one;
-    ``run`` measures a cell on a device and returns rows of JSON values; ``claims``, ``tables`` and
-    ``charts`` read the rows of all cells. ``run`` of one cell must not depend on another: cells run
-    in any order, on any machine. The last three may be generators: calling them gives lists.
+    ``scales`` has for each of ``SCALES`` the cells (``cells`` is then ``list``), or a configuration
+    of which ``cells`` makes them. ``run`` measures a cell on a device and returns rows of JSON
+    values; ``claims``, ``tables`` and ``charts`` read the rows of all cells. ``run`` of one cell
+    must not depend on another: cells run in any order, on any machine. The last three may be
+    generators: calling them gives lists.
 
     ``sizes`` are those of the paper, with which the cells of a scale are compared; none where
     nothing is trained. ``size`` says in words what else the paper ran, and what it does not say.

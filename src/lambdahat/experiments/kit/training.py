@@ -7,6 +7,7 @@ experiment, and ``loss_and_accuracy``, ``final_row`` and ``hessian_row`` measure
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from lambdahat._core.check import require, require_choice
+from lambdahat._core.check import require, require_choice, require_count
 from lambdahat._core.rng import generator
 from lambdahat.data.catalogue import load
 from lambdahat.data.splits import augment
 from lambdahat.estimators import frobenius_norm, spectrum
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, short
-from lambdahat.models import all_cnn, lenet5, make_model, preresnet, vgg16, wide_resnet
+from lambdahat.models import all_cnn, lenet5, make_model, preresnet, resnet50, vgg16, wide_resnet
+from lambdahat.models.initial import he, initialize
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
 from lambdahat.optim.schedules import linear_decay
@@ -49,11 +51,15 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "PreResNet-11": partial(preresnet, 11),
     "PreResNet-110": partial(preresnet, 110),
     "PreResNet-164": partial(preresnet, 164),
+    "PreResNet-20": partial(preresnet, 20),
+    "ResNet-50": resnet50,
     "VGG-16": vgg16,
     "VGG-16-BN": partial(vgg16, batch_norm=True),
     "WideResNet-10×1": partial(wide_resnet, 10, 1),
+    "WideResNet-16×4": partial(wide_resnet, 16, 4),
     "WideResNet-28×10": partial(wide_resnet, 28, 10),
 }
+SMALL = re.compile(r"VGG-4×(\d+)(-BN)?")
 
 
 class Images(NamedTuple):
@@ -103,28 +109,61 @@ def images(cell: Cell, device: str) -> Images:
     return Images((x[:count], y[:count]), (x[count:], y[count:]), classes)
 
 
-def network(name: str, data: Images, seed: int) -> nn.Module:
-    """A network of ``NETWORKS``, or a perceptron by its hidden widths: "MLP-100", "MLP-64-32"."""
-    device = data.training[0].device
+def small_vgg(
+    width: int = 16, batch_norm: bool = True, channels: int = 3, classes: int = 10, seed: int = 0
+) -> nn.Sequential:
+    """Three 3 × 3 convolutions of w, 2w and 4w filters, each pooled, and a linear layer.
+
+    For images of at least 4 × 4, where VGG-16 needs 32 × 32.
+
+    >>> tuple(small_vgg(4)(torch.zeros(2, 3, 8, 8)).shape)
+    (2, 10)
+    """
+    require_count(width, "width")
+    layers: list[nn.Module] = []
+    # the layers' own initialisation would draw from the global generator
+    with torch.device("meta"):
+        inputs = channels
+        for outputs in (width, 2 * width, 4 * width):
+            norm = [nn.BatchNorm2d(outputs)] if batch_norm else []
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *norm, nn.ReLU(), nn.MaxPool2d(2)]
+            inputs = outputs
+        head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)
+        model = nn.Sequential(*layers[:-1], *head)
+    initialize(model, seed, f"small_vgg{width}", he)
+    return model
+
+
+def network(
+    name: str, shape: tuple[int, ...], classes: int, seed: int, device: str | torch.device = "cpu"
+) -> nn.Module:
+    """A network of ``NETWORKS``, a perceptron by its hidden widths ("MLP-100", "MLP-64-32"), or
+    ``small_vgg`` by its width: "VGG-4×16", "VGG-4×16-BN".
+    """
     if name.startswith("MLP-"):
         widths = tuple(int(width) for width in name.split("-")[1:])
-        return make_model("mlp", data.shape, data.classes, seed, widths=widths).to(device)
-    make = NETWORKS[require_choice(name, "network", NETWORKS)]
-    return on_device(make(channels=data.shape[0], classes=data.classes, seed=seed), device)
+        return make_model("mlp", shape, classes, seed, widths=widths).to(device)
+    if small := SMALL.fullmatch(name):
+        model: nn.Module = small_vgg(int(small[1]), small[2] is not None, shape[0], classes, seed)
+    else:
+        cure = 'or "MLP-100" or "VGG-4×16-BN" of any width'
+        make = NETWORKS[require_choice(name, "network", NETWORKS, cure)]
+        model = make(channels=shape[0], classes=classes, seed=seed)
+    model.to(device)
+    if torch.device(device).type == "cuda":  # channels last, as tensor cores read
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
 
 
 def model_and_images(cell: Cell, device: str) -> tuple[nn.Module, Images]:
     """A cell's network, initialised by its seed, and its images."""
     data = images(cell, device)
-    return network(cell["network"], data, cell["seed"]), data
+    return network(cell["network"], data.shape, data.classes, cell["seed"], device), data
 
 
-def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
-    """A network of convolutions on a device; on a GPU with channels last, as tensor cores read."""
-    model.to(device)
-    if torch.device(device).type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model
+def parameters_of(model: nn.Module) -> int:
+    """The number of parameters of a network."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def modes_of(model: nn.Module) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -12,11 +12,6 @@ from typing import Any
 from scipy.stats import linregress, spearmanr
 
 from lambdahat.experiments import kit
-from lambdahat.experiments.averaging.averaged_training import (
-    network,
-    parameters_of,
-    shared_settings,
-)
 from lambdahat.experiments.kit import training
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.minibatch.largest_rates import (
@@ -385,68 +380,41 @@ def _rule_series(setup: Setup) -> tuple[tuple[kit.Series, ...], tuple[kit.Series
     return tuple(sizes), tuple(distances)
 
 
-@dataclass(frozen=True)
-class NormedSubject:
-    """A network and its weight decay, trained at the rate ``base``·B/128 for all ``sizes`` B.
+def cells(
+    images: Cell,
+    network: str,
+    decay: float,
+    base: float,
+    sizes: Iterable[int],
+    compared: Iterable[tuple[str, Sequence[int]]] = (),
+    rates: Iterable[float] = (),
+    seeds: int = 5,
+) -> list[Cell]:
+    """Rule × batch size × seed, and rate × seed at the reference, of one network and decay.
 
-    128 is the scale's ``batch``. ``compared`` has the sizes of other rules, "square root" and
-    "constant". All ``rates`` are tried at B = 128. ``seeds`` and ``epochs``, unless 0, are instead
-    of the scale's.
+    The batch size of ``images`` is the reference from which rates are scaled: by the linear rule
+    the rate is ``base``·B/reference for all ``sizes`` B. ``compared`` has the sizes of other rules,
+    "square root" and "constant": at the reference all rules are the same. All ``rates`` are tried
+    at the reference.
     """
-
-    network: str
-    decay: float
-    base: float
-    sizes: tuple[int, ...]
-    compared: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    rates: tuple[float, ...] = ()
-    seeds: int = 0
-    epochs: int = 0
-
-
-@dataclass(frozen=True)
-class NormScale(kit.Scale):
-    """One scale; ``batch`` is the batch size that rates are scaled from."""
-
-    subjects: tuple[NormedSubject, ...]
-    side: int = 0
-    augmented: bool = False
-    precision: str = "float32"
-
-
-def cells(config: NormScale) -> list[Cell]:
-    """Network × rule × batch size × seed, and network × rate × seed at the reference.
-
-    At the reference all rules are the same: its cell is that of the linear rule.
-    """
-    base = shared_settings(config, "subjects", "batch", "seeds") | {"reference": config.batch}
-    grid: list[Cell] = []
-    for subject in config.subjects:
-        own = base | {"network": subject.network, "decay": subject.decay}
-        own |= {"epochs": subject.epochs or config.epochs}
-        plans = [("linear", size) for size in subject.sizes]
-        plans += [(rule, size) for rule, sizes in subject.compared for size in sizes]
-        runs = [
-            (rule, size, subject.base * (size / config.batch) ** RULES[rule])
-            for rule, size in plans
-        ]
-        runs += [("search", config.batch, rate) for rate in subject.rates]
-        for rule, size, rate in runs:
-            cell = own | {"rule": rule, "batch": size, "rate": rate}
-            grid += kit.grid(cell, seed=range(subject.seeds or config.seeds))
-    return grid
+    reference = images["batch"]
+    plans = [("linear", size) for size in sizes]
+    plans += [(rule, size) for rule, others in compared for size in others]
+    runs = [(rule, size, base * (size / reference) ** RULES[rule]) for rule, size in plans]
+    runs += [("search", reference, rate) for rate in rates]
+    named = [dict(zip(("rule", "batch", "rate"), each, strict=True)) for each in runs]
+    shared = images | {"reference": reference, "network": network, "decay": decay}
+    return kit.grid(shared, run=named, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each epoch, and one for the end with both losses in evaluation mode."""
-    data = training.images(cell, device)
-    model = network(cell["network"], data.shape, data.classes, cell["seed"])
-    training.on_device(model, device)
+    model, data = training.model_and_images(cell, device)
     trained = training.train_by_sgd(model, data, cell, cell["decay"])
     guess = 100 * (1 - 1 / data.classes)
     rows = [_epoch(row, guess) for row in trained.epochs]
     end = {**rows[-1], **trajectory(rows, cell["epochs"])}
-    end |= {"parameters": parameters_of(model), "kind": "end"}
+    end |= {"parameters": training.parameters_of(model), "kind": "end"}
     if not end["diverged"]:
         last = training.final_row(model, data)
         end |= {"training loss": last["loss"], "training error": 100 - last["training accuracy"]}
@@ -519,47 +487,33 @@ THREE_SIZES = (128, 512, 2048)
 TINY = (16, 32, 64, 128, 256)
 FAR_TINY = ("square root", (128,)), ("constant", (128,))
 
-# data set, training and held-out samples, epochs, seeds
-SMOKE = ("digits", 256, 128, 4, 2)
-CPU = ("cifar10", 16_384, 4096, 8, 5)
-PAPER = ("cifar100", 45_056, 4944, 30, 5)
+SMOKE = kit.image_setting("digits", 256, 128, epochs=4, batch=16)
+CPU = kit.image_setting("cifar10", 16_384, 4096, epochs=8, side=8)
+PAPER = kit.image_setting("cifar100", 45_056, 4944, epochs=30, augmented=True, precision="bfloat16")
 EXPERIMENT = kit.Experiment(
     "batch-norm-rates",
     "Learning rates scaled with the batch size, with batch normalisation",
     kit.SPECTRAL,
     "§5.7, Figures 5.7c, 5.8b, 5.9 and 5.10",
     {
-        "smoke": NormScale(
-            *SMOKE,
-            (
-                NormedSubject("VGG-4×4-BN", 5e-4, 0.1, TINY, FAR_TINY, (10.0,)),
-                NormedSubject("WideResNet-10×1", 5e-5, 0.1, TINY[::2], seeds=1),
-                NormedSubject("VGG-4×4", 5e-4, 0.1, (16, *TINY[2:]), FAR_TINY[:1], (10.0,)),
-            ),
-            batch=16,
-        ),
-        "cpu": NormScale(
-            *CPU,
-            (
-                NormedSubject("VGG-4×16-BN", 5e-4, 0.1, (64, *LONG), LARGE, (0.3, 1.0, 3.0)),
-                NormedSubject("VGG-4×16", 5e-4, 0.1, (64, *SHORT), FAR[:1], (0.3, 1.0)),
-                NormedSubject("WideResNet-10×1", 5e-4, 0.1, THREE_SIZES, seeds=3),
-                NormedSubject("WideResNet-10×1", 5e-5, 0.1, THREE_SIZES, seeds=3),
-            ),
-            side=8,
-        ),
-        "paper": NormScale(
-            *PAPER,
-            (
-                NormedSubject("VGG-16-BN", 5e-4, 0.05, SHORT, rates=(0.5,)),
-                NormedSubject("VGG-16", 5e-4, 0.01, SHORT, FAR[:1], rates=(0.1,), epochs=64),
-                NormedSubject("WideResNet-28×10", 5e-4, 0.1, THREE_SIZES),
-            ),
-            augmented=True,
-            precision="bfloat16",
-        ),
+        "smoke": [
+            *cells(SMOKE, "VGG-4×4-BN", 5e-4, 0.1, TINY, FAR_TINY, (10.0,), seeds=2),
+            *cells(SMOKE, "WideResNet-10×1", 5e-5, 0.1, TINY[::2], seeds=1),
+            *cells(SMOKE, "VGG-4×4", 5e-4, 0.1, (16, *TINY[2:]), FAR_TINY[:1], (10.0,), seeds=2),
+        ],
+        "cpu": [
+            *cells(CPU, "VGG-4×16-BN", 5e-4, 0.1, (64, *LONG), LARGE, (0.3, 1.0, 3.0)),
+            *cells(CPU, "VGG-4×16", 5e-4, 0.1, (64, *SHORT), FAR[:1], (0.3, 1.0)),
+            *cells(CPU, "WideResNet-10×1", 5e-4, 0.1, THREE_SIZES, seeds=3),
+            *cells(CPU, "WideResNet-10×1", 5e-5, 0.1, THREE_SIZES, seeds=3),
+        ],
+        "paper": [
+            *cells(PAPER, "VGG-16-BN", 5e-4, 0.05, SHORT, rates=(0.5,)),
+            *cells(PAPER | {"epochs": 64}, "VGG-16", 5e-4, 0.01, SHORT, FAR[:1], rates=(0.1,)),
+            *cells(PAPER, "WideResNet-28×10", 5e-4, 0.1, THREE_SIZES),
+        ],
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 with and without batch norm and WideResNet-28×10 on CIFAR-100 (45,000 training"

@@ -55,15 +55,6 @@ class BatchCell(Result):
     measured: BatchEigenvalues
     predictions: Mapping[str, BatchPrediction] = field(default_factory=dict)
 
-    @property
-    def batch_size(self) -> int:
-        return self.measured.batch_size
-
-    def values(self, what: str) -> Array:
-        """The "largest" or "smallest" eigenvalue, or "overlaps" |φ̂₁ᵀφ₁|², of every batch, (n,)."""
-        column: Array = getattr(self.measured, what)[:, 0]
-        return column
-
     def prediction(self, model: str, what: str) -> Estimate:
         """The prediction of a model, with the error that its measured inputs cause."""
         predicted = self.predictions[model]
@@ -125,7 +116,7 @@ class CurvaturePoint(Result):
         for cell in self.cells:
             predicted = {}
             for model, (shown, noise) in sources.items():
-                prediction = predict(shown, noise, cell.batch_size, self.samples, model)
+                prediction = predict(shown, noise, cell.measured.batch_size, self.samples, model)
                 # the first of its outliers is all that is compared here
                 predicted[model] = replace(prediction, outliers=prediction.outliers[:1])
             cells.append(BatchCell(cell.measured, predicted))
@@ -393,6 +384,7 @@ def _bulk_row(point: CurvaturePoint) -> Row:
 def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
     """A row per batch; the first of each size also has the predictions of every model."""
     for cell in point.cells:
+        measured = cell.measured
         predictions: Row = {}  # with the error, and the spread of one batch about it
         for model in cell.predictions:
             for what in MEASURED:
@@ -400,9 +392,10 @@ def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
                 predictions[f"{model} {what}"] = float(predicted)
                 predictions[f"{model} {what} error"] = float(predicted.stderr)
             predictions |= {f"{model} {end} spread": cell.spread(model, end) for end in ENDS}
-        for batch in range(len(cell.measured)):
-            row = {**where(point), "part": "batch", "batch_size": cell.batch_size, "batch": batch}
-            row |= {what: float(cell.values(what)[batch]) for what in MEASURED}
+        for batch in range(len(measured)):
+            size = {"part": "batch", "batch_size": measured.batch_size, "batch": batch}
+            seen = {what: float(getattr(measured, what)[batch, 0]) for what in MEASURED}
+            row = {**where(point), **size, **seen}
             yield row | (predictions if batch == 0 else {})
 
 

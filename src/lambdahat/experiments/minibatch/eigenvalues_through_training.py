@@ -340,28 +340,20 @@ def _series(courses: Courses, name: str, value: Callable[[TrainingPoint], float]
     return kit.Series(name, courses.epochs, [reading.value for reading in readings], errors)
 
 
-@dataclass(frozen=True)
-class CourseScale:
-    """Networks, each trained from ``seeds`` starts by SGD at its own rate and by KFAC."""
+def cells(
+    subjects: Iterable[BatchSubject], seeds: int, kfac_rate: float = 0.003, **more: Any
+) -> list[Cell]:
+    """Network × optimiser × seed; KFAC's do not measure the start again.
 
-    subjects: tuple[BatchSubject, ...]
-    seeds: int
-    kfac_rate: float = 0.003
-    damping: float = 0.1
-    inverse_every: int = 10
-
-
-def cells(config: CourseScale) -> list[Cell]:
-    """Network × optimiser × seed; KFAC's do not measure the start again."""
-    own: Cell = {"optimizer": "KFAC", "damping": config.damping}
-    if config.inverse_every != 10:  # as in stored cells
-        own["inverse_every"] = config.inverse_every
+    SGD takes a network's own rate, KFAC ``kfac_rate`` and ``more`` settings.
+    """
+    own: Cell = {"optimizer": "KFAC", "damping": 0.1, **more}
     grid = []
-    for subject in config.subjects:
+    for subject in subjects:
         later = tuple(epoch for epoch in subject.epochs if epoch > 0)
-        kfac = replace(subject, rate=config.kfac_rate, epochs=later)
+        kfac = replace(subject, rate=kfac_rate, epochs=later)
         plain, other = (batch_eigenvalues.settings_of(each) for each in (subject, kfac))
-        for seed in range(config.seeds):
+        for seed in range(seeds):
             shared = {"operators": subject.operators, "seed": seed}
             grid += [{"optimizer": "SGD", **plain, **shared}, {**other, **shared, **own}]
     return grid
@@ -396,7 +388,7 @@ LENET = ("LeNet-5", "lenet5", "cifar10")
 VGG = ("VGG-16", "vgg16", "cifar100", (0, 10, 34), 0.02, 45_000, {"dropout": 0.0})
 TINY = ("digits", (0, 5), 0.1, 300), ("digits", (0, 1, 5), 0.1, 300)
 SCALES = {
-    "smoke": CourseScale(
+    "smoke": cells(
         (
             BatchSubject("softmax", "softmax", *TINY[0], {}, (64,), QUICK, HESSIAN_ONLY),
             BatchSubject("MLP 6", "mlp", *TINY[1], {"widths": (6,)}, (64,), QUICK),
@@ -404,7 +396,7 @@ SCALES = {
         seeds=2,
         kfac_rate=0.03,
     ),
-    "cpu": CourseScale(
+    "cpu": cells(
         (
             BatchSubject("softmax", "softmax", *MNIST, {}, SIZES, PLAIN, HESSIAN_ONLY),
             BatchSubject("MLP 32", "mlp", *MNIST, {"widths": (32,)}, SIZES, PLAIN),
@@ -413,7 +405,7 @@ SCALES = {
         ),
         seeds=5,
     ),
-    "paper": CourseScale(
+    "paper": cells(
         (BatchSubject(*VGG, (128,), CONVOLUTIONS, HESSIAN_ONLY, chunk=500, measured=2_000),),
         seeds=4,
         inverse_every=100,
@@ -459,7 +451,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§5.6, Figures 5.5 and 5.6",
     SCALES,
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 on CIFAR-100, 45,000 images, 300 epochs by SGD and KFAC, 10 batches of 128; seeds"

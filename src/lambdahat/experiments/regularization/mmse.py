@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize
@@ -47,20 +46,10 @@ CLAIMS = kit.ClaimTexts("""
 """)
 
 
-@dataclass(frozen=True)
-class MmseScale:
-    """``points`` of ``inputs`` each; ``draws`` of parameters and noise for each seed's design."""
-
-    seeds: int
-    draws: int
-    points: int = 40
-    inputs: int = 8
-
-
-def cells(config: MmseScale) -> list[Cell]:
-    """Model × seed."""
-    shared = kit.settings_of(config, "seeds")
-    return kit.grid(shared, model=(LINEAR, NEURON), seed=range(config.seeds))
+def cells(seeds: int, draws: int) -> list[Cell]:
+    """Model × seed, each with so many ``draws`` of parameters and noise for its design."""
+    shared = {"draws": draws, "points": 40, "inputs": 8}
+    return kit.grid(shared, model=(LINEAR, NEURON), seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -194,8 +183,8 @@ EXPERIMENT = kit.Experiment(
     "The Metric rule as the estimator of least mean squared error",
     kit.REGULARIZATION,
     "§§3.3–3.7, Theorem 1, Lemmas 1–3",
-    {"smoke": MmseScale(3, 20), "cpu": MmseScale(10, 400), "paper": MmseScale(50, 2000)},
-    *(cells, run, claims, tables, charts),
+    {"smoke": cells(3, 20), "cpu": cells(10, 400), "paper": cells(50, 2000)},
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         Gaussian noise of known σ = 0.5; inputs of standard deviations 1 to 0.1. λ = 1, as in Eq.
           3.5.

@@ -5,7 +5,6 @@ regularization thesis).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,24 +30,12 @@ CLAIMS = kit.ClaimTexts("""
 """)
 
 
-@dataclass(frozen=True)
-class PowerCheckScale:
-    """One scale: images, training, and the k eigenvalues to find."""
-
-    data: str
-    training: int
-    epochs: int
-    seeds: int
-    k: int = 15
-    tol: float = 1e-6
-    products: int = 100_000
-    rate: float = 0.1
-    batch: int = 64
-
-
-def cells(config: PowerCheckScale) -> list[Cell]:
-    """A cell for each seed."""
-    return kit.grid(kit.settings_of(config, "seeds"), seed=range(config.seeds))
+def cells(
+    data: str, training: int, epochs: int, seeds: int, k: int = 15, products: int = 100_000
+) -> list[Cell]:
+    """A cell for each seed, with the k eigenvalues to find by at most so many ``products``."""
+    base = {"data": data, "training": training, "epochs": epochs, "batch": 64, "rate": 0.1}
+    return kit.grid(base | {"k": k, "tol": 1e-6, "products": products}, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -129,11 +116,11 @@ EXPERIMENT = kit.Experiment(
     kit.REGULARIZATION,
     "§5.2, Figure 5.2",
     {
-        "smoke": PowerCheckScale("digits", 200, 20, 3, k=5, products=20_000),
-        "cpu": PowerCheckScale("mnist", 2000, 40, 5, products=15_000),
-        "paper": PowerCheckScale("mnist", 30_596, 50, 10),
+        "smoke": cells("digits", 200, epochs=20, seeds=3, k=5, products=20_000),
+        "cpu": cells("mnist", 2000, epochs=40, seeds=5, products=15_000),
+        "paper": cells("mnist", 30_596, epochs=50, seeds=10),
     },
-    *(cells, run, claims, tables, charts),
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         ReLU and biases in the network of 100, 10 and 5 units, trained by SGD (rate 0.1, batches of
           64).

@@ -220,23 +220,18 @@ class Below(RuleStatement):
 
 @dataclass(frozen=True)
 class Reaches(RuleStatement):
-    """The mean of ``quantity`` over seeds is above ``least`` for every rule named."""
+    """The mean of ``quantity`` over seeds is above ``least`` for every rule ``compared``."""
 
-    rules: tuple[str, ...]
+    compared: tuple[str, ...]
     least: float
-
-    @property
-    def compared(self) -> tuple[str, ...]:
-        """The rules that the claim is about."""
-        return self.rules
 
     def claim(self, task: str, activation: str, rows: Rows) -> Claim:
         """The means of all rules, and the lowest in its errors."""
-        parts = [rows.where(rule=rule) for rule in self.rules]
+        parts = [rows.where(rule=rule) for rule in self.compared]
         readings = [mean_of([*by_seed(part, self.quantity).values()]) for part in parts]
 
         tested, weakest = exceed(readings, [self.least] * len(readings))
-        rule = self.rules[weakest]
+        rule = self.compared[weakest]
         printed = PUBLISHED[task, activation][rule].get(self.quantity)
         return Every(
             f"{activation}, {self.quantity}: {self.text}",
@@ -246,7 +241,7 @@ class Reaches(RuleStatement):
             bound=self.least,
             unit=f", {rule}",
             readings=tested,
-            unmet=unmet(task, activation, rows, self.quantity, self.rules),
+            unmet=unmet(task, activation, rows, self.quantity, self.compared),
         )
 
 
@@ -256,11 +251,7 @@ class Falls:
 
     source: str = "Figure 5.39"
     activations: tuple[str, ...] = ("tanh", "relu")
-
-    @property
-    def compared(self) -> tuple[str, ...]:
-        """The rules that the claim is about: all."""
-        return RULES
+    compared: tuple[str, ...] = RULES
 
     def claim(self, task: str, activation: str, rows: Rows) -> Claim:
         """Spearman's correlation of norm and test score at each seed."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -31,18 +30,9 @@ CLAIMS = kit.ClaimTexts("""
 """)
 
 
-@dataclass(frozen=True)
-class VectorFieldsScale:
-    """One scale: the square [−extent, extent]² in ``points`` × ``points``."""
-
-    points: int
-    extent: float = 2.0
-    samples: int = 101
-
-
-def cells(config: VectorFieldsScale) -> list[Cell]:
-    """A cell for each activation of the one hidden unit."""
-    return [{"activation": name, **asdict(config)} for name in ACTIVATIONS]
+def cells(points: int) -> list[Cell]:
+    """A cell for each activation of the one hidden unit: [−2, 2]² in ``points`` × ``points``."""
+    return kit.grid({"points": points, "extent": 2.0, "samples": 101}, activation=ACTIVATIONS)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -150,8 +140,8 @@ EXPERIMENT = kit.Experiment(
     "Metric regularization follows the landscape, L2 points to the origin",
     kit.REGULARIZATION,
     "§1, Figure 1.1",
-    {"smoke": VectorFieldsScale(9), "cpu": VectorFieldsScale(17), "paper": VectorFieldsScale(33)},
-    *(cells, run, claims, tables, charts),
+    {"smoke": cells(9), "cpu": cells(17), "paper": cells(33)},
+    *(list, run, claims, tables, charts),
     kit.sentences("""
         f(x) = θ₂σ(θ₁x), σ the identity or tanh: Figure 1.2 names none; the teacher has θ = (1, 1).
         Metric's step is −Hθ with the Hessian of the loss as it is.
