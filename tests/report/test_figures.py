@@ -11,6 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
+import lambdahat as lh
 from lambdahat.report.figures import draw, plot
 from lambdahat.report.spectral_charts import pool_probes
 from lambdahat.report.style import level_texts, new_figure
@@ -25,7 +26,7 @@ from lambdahat.results import (
     Status,
     Variance,
 )
-from lambdahat.results.charts import Chart, Heat, Series, value_text
+from lambdahat.results.charts import Chart, Heat, Series, charts_of, value_text
 from lambdahat.results.measurement import Measurement
 
 OFFSETS = np.linspace(-1, 1, 21)
@@ -191,6 +192,27 @@ def test_eigenvalues_are_bars_with_residuals_and_the_unconverged_show():
     assert caption(axes).startswith("Bars: ± residual")
     assert caption(axes).endswith("Hollow: not converged (NOT_CONVERGED).")
     assert "Hollow" not in caption(plot(some_pairs((True,) * 3)))
+
+
+def test_eigenvalues_of_both_ends_are_counted_from_the_end_that_they_are_of():
+    matrix = torch.diag(torch.linspace(-3.0, 5.0, 40, dtype=torch.float64))
+
+    def chart(which, k=2):
+        (found,) = charts_of(lh.eigenpairs(matrix, k=k, which=which))
+        return found
+
+    both = chart("both", 3)
+    assert list(both.series[0].x) == ["1", "2", "3", "P−2", "P−1", "P"]
+    assert both.series[0].y[-1] == pytest.approx(-3.0)
+    assert both.caption == "P = 40."
+    for which, label in (
+        ("largest", "rank"),
+        ("smallest", "rank from the smallest"),
+        ("magnitude", "rank by magnitude"),
+    ):
+        assert (chart(which).x_label, list(chart(which).series[0].x)) == (label, [1, 2])
+    # all of them have their rank
+    assert list(chart("both", 40).series[0].x) == list(range(1, 41))
 
 
 def test_line_has_both_losses_and_the_parabola_of_the_curvature():

@@ -41,6 +41,12 @@ MERGE = 1e-5
 DECADES = 12  # a weight further below the largest is rounding
 GRAPH_DECADES = 6  # shown of a graph's density
 RATIO = 30.0  # a loss that varies by more than this factor has levels spaced by ratio
+RANKS = {  # what the bars of eigenvalues are counted by
+    "largest": "rank",
+    "smallest": "rank from the smallest",
+    "magnitude": "rank by magnitude",
+    "both": "rank",
+}
 MODELS = {"additive": "amber", "multiplicative": "green", "directional": "blue"}
 
 
@@ -150,11 +156,17 @@ def _(pairs: results.Eigenpairs) -> list[Chart]:
     bad = results.Status.NOT_CONVERGED.name
     statuses = ["" if done else bad for done in numpy_of(pairs.converged).astype(bool)]
     band = f"± residual, within which an eigenvalue lies (largest {residuals.max():.1g})"
-    ranks = list(range(1, len(values) + 1))
     look: Any = {"band": band, "statuses": statuses}
+    ranks: list[Any] = list(range(1, len(values) + 1))
+    label, caption = RANKS.get(pairs.which, "rank"), ""
+    half, order = (len(values) + 1) // 2, len(pairs.vectors)
+    if pairs.which == "both" and len(values) < order:
+        # the lower half is counted from the last eigenvalue, λ_P
+        ends = [f"P−{left}" if left else "P" for left in reversed(range(len(values) - half))]
+        ranks, caption = [*map(str, ranks[:half]), *ends], f"P = {order:,}."
     bars = Series("eigenvalues", ranks, numbers(values), numbers(residuals), "bars", **look)
     title = with_status(count_text(len(values), "eigenvalue"), pairs.status)
-    return [Chart(title, "rank", EIGENVALUE, (bars,), lines=(("", 0.0),))]
+    return [Chart(title, label, EIGENVALUE, (bars,), lines=(("", 0.0),), caption=caption)]
 
 
 @headline_of.register
