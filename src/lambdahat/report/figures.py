@@ -64,6 +64,7 @@ PALETTE = (BLUE, VERMILION, GREEN, PURPLE, AMBER, SKY)  # in the order of COLOUR
 SHADES = "cividis"  # even in lightness, and the same to colour-blind readers
 # of those that share a colour
 DASHES = ("-", "--", ":", "-.")
+RULES = ("--", ":", "-.", (0, (8, 3)))  # lines across the frame
 SYMBOLS = ("o", "s", "^", "X")
 PUBLISHED = ("D", "d", "P", "*")
 HATCHES = ("", "//", "xx", "..")
@@ -240,9 +241,13 @@ def _draw_series(chart: Chart, axes: Axes) -> None:
             _draw_bars(series, frame, hatched, shift, count)
         else:
             _draw_one(chart, series, frame, look, turn)
+    named = 0
     for axis, lines in ((frame.y_axis, chart.lines), (frame.x_axis, chart.x_lines)):
         for label, at in lines:
-            dashed = {"color": GREY, "linewidth": 0.9, "linestyle": "--", "zorder": 1}
+            # what the legend names is told apart there by its dashes
+            dash = RULES[named % len(RULES)] if label else RULES[0]
+            named += bool(label)
+            dashed = {"color": GREY, "linewidth": 0.9, "linestyle": dash, "zorder": 1}
             frame.mark(axis, at, label=label or None, **dashed)
     for axis, bands in ((frame.y_axis, chart.bands), (frame.x_axis, chart.x_bands)):
         for label, low, high in bands:
