@@ -67,24 +67,10 @@ def beyond(fit: lh.randommatrix.BulkFit, nodes: Any) -> Any:
 
 
 def bulk(problem: lh.Problem) -> Any:
-    """The Ritz values of a trained network with the bulk's edges and the outliers, near 0 and as
-    a whole.
+    """The Ritz values of a trained network with the bulk's edges and the outliers, as a whole and
+    near 0.
     """
-    found = lh.spectrum(lh.hessian(problem), depth=100, seed=0)
-    fit, figure = fit_bulk(found), new_figure(8.4, 3.6)
-    nodes, weights = found.nodes[0], found.weights[0]
-    out = beyond(fit, nodes)
-    for place in (1, 2):
-        axes = tidy(figure.add_subplot(1, 2, place))
-        axes.axvspan(float(fit.lower), float(fit.upper), color=BLUE, alpha=0.12, linewidth=0)
-        for chosen, colour, name in ((~out, BLUE, "bulk"), (out, VERMILION, "outliers")):
-            axes.vlines(nodes[chosen], 1e-7, weights[chosen], color=colour, linewidth=0.8)
-            axes.plot(nodes[chosen], weights[chosen], "o", color=colour, markersize=3, label=name)
-        axes.axhline(5 / found.dim, color=GREY, linestyle="--", linewidth=0.8, label="κ/P, κ = 5")
-        axes.set(yscale="log", ylim=(1e-7, 1.5), xlabel="eigenvalue", ylabel="weight")
-    axes.set_xlim(-0.01, 0.12)
-    axes.legend(frameon=False, fontsize="small")
-    return axes
+    return lh.plot(fit_bulk(lh.spectrum(lh.hessian(problem), depth=100, seed=0)))
 
 
 def draw_law(axes: Any) -> None:

@@ -18,9 +18,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import ModuleType
 
 import pytest
+import typer
 
 import lambdahat as lh
 from lambdahat.cli import exits
+from lambdahat.cli.app import app
 from lambdahat.results import Status
 from tests.documents import DOCS, PAGES, assert_alike, blocks, empty_folder, in_two_jobs
 from tests.report.browser import CHROMIUM, Browser
@@ -214,9 +216,17 @@ def test_exit_codes_are_those_of_the_command():
         exits.INTERRUPTED,
         exits.UNREAD,
     }
-    for name in ("errors-and-status.md", "command-line.md"):
-        table = (DOCS / name).read_text(encoding="utf-8").split("## Exit codes")[1]
-        assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes
+    pages = "errors-and-status.md", "command-line.md"
+    texts = [(DOCS / name).read_text(encoding="utf-8").split("## Exit codes")[1] for name in pages]
+    first, second = (re.findall(r"^\| (\d+) \| (.*)$", text, re.MULTILINE) for text in texts)
+    assert {int(code) for code, _ in first} == codes
+    assert first == second
+
+
+def test_the_table_of_commands_has_every_command():
+    text = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `lambdahat ([\w-]+)`", text, re.MULTILINE))
+    assert named == set(typer.main.get_group(app).commands)
 
 
 MODULES = {name for name in lh.__all__ if isinstance(getattr(lh, name), ModuleType)}

@@ -76,14 +76,15 @@ def test_it_prints_what_was_measured_what_follows_and_why(project):
     )
     assert lines[2] == "momentum 0.9: 3 parameters, 40 samples"
     for part in (
-        "the hessian of all data",
-        "batches of 16, predicted, directional",
-        "an element, over samples",
+        "largest eigenvalue, hessian of all data",
+        "batches of 16, predicted from the noise along sharp directions, τ²",
+        "variance of an element over samples",
     ):
         assert part in result.stdout
     rows = [line for line in lines if line.startswith("largest stable rate ")]
     assert [row.split()[3] for row in rows[:2]] == ["4", "16"]
     assert any(line.startswith("learning rate (16): 0.01 is ") for line in lines)
+    assert "docs/" not in result.stdout  # a file that an installed package does not have
     assert result.stderr == ""
 
 
@@ -162,7 +163,7 @@ def test_of_a_gauss_newton_matrix_the_mean_eigenvalue_is_told(project):
     sys.path.insert(0, os.getcwd())
     problem = __import__(project).classifier()
     (row,) = [line for line in result.stdout.splitlines() if line.startswith("mean λ")]
-    assert row.endswith("the ggn of all data, tr/P; none is below 0")
+    assert row.endswith("ggn of all data, tr/P; none is below 0")
     expected = float(lh.ggn(problem).dense().trace()) / problem.num_parameters
     assert float(row.split()[2]) == pytest.approx(expected, rel=0.1)
     assert "λ_P" not in result.stdout

@@ -19,7 +19,7 @@ import lambdahat
 from lambdahat._core.rng import generator
 from lambdahat.graphs import clusters, graph, similarity, spectrum, which_model
 from lambdahat.problem import Problem
-from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, advise, predict
+from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, advise, fit_bulk, predict
 from lambdahat.results import Eigenpairs, Estimate, Result, Status
 from lambdahat.results.measurement import Comparison, Measurement
 from tests.bench.test_records import joined, record
@@ -59,6 +59,15 @@ def _predicted(size):
     return predict(
         Eigenpairs(values, vectors, torch.zeros(2), torch.tensor([True, True])), 1e-3, size, 200
     )
+
+
+def a_bulk_with_outliers():
+    """The spectrum of a symmetric matrix of order 300 with the eigenvalues 5 and -4 added."""
+    noise = torch.randn(300, 300, generator=generator(0, "bulk"), dtype=torch.float64)
+    matrix = (noise + noise.T) / 600**0.5
+    matrix[0, 0] += 5.0
+    matrix[1, 1] -= 4.0
+    return lambdahat.spectrum(matrix, depth=50, seed=0)
 
 
 def _batches(size, largest):
@@ -164,6 +173,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
             for part in (float(one.batch), float(one.overlap), float(one.full))
         ],
     ),
+    "bulk": (lambda: fit_bulk(a_bulk_with_outliers()), lambda r: r.candidates),
     "batch eigenvalues": (
         lambda: _batches(10, [3.0, 4.0, 3.5]),
         lambda r: [*r.largest[:, 0], *r.smallest[:, 0]],

@@ -220,6 +220,31 @@ def test_what_did_not_converge_is_hollow_in_both(style):
     assert main["marker"]["color"] != "@paper"
 
 
+def legend_faces(axes):
+    """The fill of every entry in the legend, by its name."""
+    legend = axes.get_legend()
+    faces = {}
+    for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
+        face = handle.get_facecolor() if hasattr(handle, "get_facecolor") else None
+        faces[text.get_text()] = handle.get_markerfacecolor() if face is None else face[:3]
+    return faces
+
+
+@pytest.mark.parametrize("style", ["joined", "points", "line", "bars"])
+@pytest.mark.parametrize("statuses", [["NOT_MIXED"] * 3, ["NOT_MIXED", "", ""]])
+def test_the_legend_is_hollow_where_no_point_converged(style, statuses):
+    series = replace(MIXED, style=style, error=None, statuses=statuses)
+    lone = replace(series, x=series.x[:1], y=series.y[:1], statuses=statuses[:1], name="b")
+    chart = Chart("", "x", "y", (series, lone))
+    faces = legend_faces(draw(chart))
+    white = (1, 1, 1) if style == "bars" else "white"
+    assert faces["b"] == white
+    assert (faces["a"] == white) is all(statuses)
+    fills = [one["marker"]["color"] for one in figure_of(chart)["data"] if "legendgroup" in one]
+    assert (fills[0] == "@paper") is all(statuses)
+    assert fills[2] == "@paper"
+
+
 def test_every_chart_with_errors_says_what_they_are():
     for name in KINDS:
         for chart in charts_of(made(name)):

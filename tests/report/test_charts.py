@@ -335,6 +335,13 @@ def test_lines_and_bands_across_and_marks_along_the_edge():
     assert {1.5, 3.0, 2.75, 4.0} <= set(edges[:, 1])
 
 
+def test_named_lines_across_a_frame_have_dashes_of_their_own():
+    lines, x_lines = (("a", 1.0), ("", 2.0)), (("b", 1.0), ("c", 2.0))
+    chart = Chart("", "x", "y", (Series("s", [0, 3], [0.0, 3.0]),), lines=lines, x_lines=x_lines)
+    dashes = {line.get_label(): line.get_linestyle() for line in draw(chart).lines}
+    assert len({dashes[name] for name in "abc"}) == 3
+
+
 def test_a_map_with_logarithmic_colours_keeps_its_numbers():
     heat = Heat(["a", "b"], ["c", "d"], [[0.0, 10.0], [1000.0, None]], "KL", log=True)
     (cells,) = figure_of(Chart("", "x", "y", heat=heat))["data"]

@@ -11,9 +11,10 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lambdahat.report.figures import plot
+import lambdahat as lh
+from lambdahat.report.figures import draw, plot
 from lambdahat.report.spectral_charts import pool_probes
-from lambdahat.report.style import new_figure
+from lambdahat.report.style import level_texts, new_figure
 from lambdahat.results import (
     Density,
     Eigenpairs,
@@ -25,7 +26,7 @@ from lambdahat.results import (
     Status,
     Variance,
 )
-from lambdahat.results.charts import value_text
+from lambdahat.results.charts import Chart, Heat, Series, charts_of, value_text
 from lambdahat.results.measurement import Measurement
 
 OFFSETS = np.linspace(-1, 1, 21)
@@ -193,6 +194,27 @@ def test_eigenvalues_are_bars_with_residuals_and_the_unconverged_show():
     assert "Hollow" not in caption(plot(some_pairs((True,) * 3)))
 
 
+def test_eigenvalues_of_both_ends_are_counted_from_the_end_that_they_are_of():
+    matrix = torch.diag(torch.linspace(-3.0, 5.0, 40, dtype=torch.float64))
+
+    def chart(which, k=2):
+        (found,) = charts_of(lh.eigenpairs(matrix, k=k, which=which))
+        return found
+
+    both = chart("both", 3)
+    assert list(both.series[0].x) == ["1", "2", "3", "P−2", "P−1", "P"]
+    assert both.series[0].y[-1] == pytest.approx(-3.0)
+    assert both.caption == "P = 40."
+    for which, label in (
+        ("largest", "rank"),
+        ("smallest", "rank from the smallest"),
+        ("magnitude", "rank by magnitude"),
+    ):
+        assert (chart(which).x_label, list(chart(which).series[0].x)) == (label, [1, 2])
+    # all of them have their rank
+    assert list(chart("both", 40).series[0].x) == list(range(1, 41))
+
+
 def test_line_has_both_losses_and_the_parabola_of_the_curvature():
     axes = plot(a_line())
     lines = {line.get_label(): line for line in axes.lines}
@@ -217,6 +239,50 @@ def test_the_centre_of_a_plane_does_not_set_the_marks_of_its_axis():
     assert len(axes.get_xticks()) > 3
     (centre,) = [line for line in axes.lines if line.get_label() == "centre"]
     assert centre.get_xydata().tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize(("points", "place"), [(5, 2.0), (6, 2.5), (7, 3.0)])
+def test_the_centre_of_a_coarse_plane_is_in_the_middle_of_its_cells(points, place):
+    offsets = np.linspace(-3, 3, points)
+    axes = plot(Landscape(offsets, np.add.outer(offsets**2, offsets**2)))
+    (centre,) = [line for line in axes.lines if line.get_label() == "centre"]
+    assert centre.get_xydata()[0] == pytest.approx([place, place])
+    assert axes.get_xlim() == axes.get_ylim() == (-0.5, points - 0.5)
+
+
+def test_a_place_among_cells_is_found_by_its_label():
+    marks = Series("m", [0.1, 5.5, 20.0], [2.0, 1.0, 1.0], style="points")
+    heat = Heat([10.0, 1.0, 0.1], [1.0, 2.0], [[1, 2, 3], [4, 5, 6]])
+    axes = draw(Chart("", "x", "y", (marks,), heat=heat, x_lines=(("", 1.0),)))
+    # half of the way between two labels, and none beyond the last
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [2.0, 0.5, np.nan])
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [1.0, 0.0, 0.0])
+    assert list(axes.lines[1].get_xdata()) == [1.0, 1.0]
+    named = Series("m", ["b"], ["c"], style="points")
+    axes = draw(Chart("", "x", "y", (named,), heat=Heat(["a", "b"], ["c"], [[1, 2]])))
+    assert axes.lines[0].get_xydata().tolist() == [[1.0, 0.0]]
+
+
+def test_levels_of_a_shallow_plane_have_labels_of_their_own():
+    axes = plot(Landscape(OFFSETS, 2.4 + 0.01 * (ACROSS**2 + UP**2)))
+    texts = [text.get_text() for text in axes.texts if text.get_text()[:2] == "2."]
+    assert len(texts) > 2
+    assert all(len(text) > 4 for text in texts)
+    assert len({*texts}) >= 3
+
+
+@pytest.mark.parametrize(
+    ("levels", "texts"),
+    [
+        ([2.35, 2.4, 2.45], ["2.35", "2.4", "2.45"]),
+        ([0.0, 0.25, 0.5], ["0", "0.25", "0.5"]),
+        ([-10.0, 0.0, 10.0], ["-10", "0", "10"]),
+        ([0.0123, 1.0, 1234.0], ["0.012", "1", "1.2e+03"]),
+        ([3.0, 3.0], ["3", "3"]),
+    ],
+)
+def test_levels_have_as_many_digits_as_tell_them_apart(levels, texts):
+    assert level_texts(levels) == texts
 
 
 def test_plane_becomes_a_surface_on_three_dimensional_axes():

@@ -1,5 +1,7 @@
 """Figures of what batches show: every number in them is the result's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,8 @@ import torch
 from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, predict
 from lambdahat.report.figures import plot
 from lambdahat.results import Eigenpairs
+from lambdahat.results.charts import charts_of, headline_of
+from tests.report.kinds import made
 from tests.report.test_figures import caption
 
 
@@ -58,6 +62,27 @@ def test_a_prediction_shows_its_bulk_and_outliers(pairs):
     seen = next(line for line in axes.get_lines() if line.get_marker() == "o")
     assert list(seen.get_xdata()) == [float(each.batch) for each in found.outliers]
     assert list(seen.get_ydata()) == [float(each) for each in found.overlaps]
+
+
+def test_a_bulk_is_parted_from_its_outliers():
+    fit = made("bulk")
+    assert len(fit.outliers) == 2
+    whole, near, doubts = charts_of(fit)
+    assert whole.title == "2 outliers"
+    bulk, outliers = whole.series
+    assert list(outliers.x) == pytest.approx([float(one) for one in fit.outliers[::-1]])
+    low, high = float(fit.lower), float(fit.upper)
+    assert all(low <= x <= high for x in bulk.x)
+    assert whole.x_bands == near.x_bands == (("edges of the bulk", low, high),)
+    assert near.x_range[0] < low < high < near.x_range[1]
+    assert (doubts.page_only, list(doubts.series[0].y)) == (True, list(fit.confidences))
+    assert headline_of(fit, "fit").startswith("The bulk lies from -1.989 ± ")
+    assert headline_of(fit, "fit").endswith(", with 2 outliers")
+    assert len(plot(fit).axes) == 2
+    # as one that was saved before nodes were kept
+    bare = replace(fit, nodes=np.zeros((0, 0)), weights=np.zeros((0, 0)), dim=0)
+    assert charts_of(bare) == [replace(doubts, page_only=False)]
+    assert plot(bare).get_title() == "2 outliers"
 
 
 def test_batches_show_both_ends():

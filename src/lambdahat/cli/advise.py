@@ -13,7 +13,7 @@ from lambdahat.cli.measurements import bars
 from lambdahat.cli.options import Output, ProblemChoices
 from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
 from lambdahat.randommatrix import Advice, NoiseLevels, advise
-from lambdahat.randommatrix.advice_rules import text
+from lambdahat.randommatrix.advice_rules import NOISE_WORDS, text
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import Estimate, write_atomically
 from lambdahat.results.charts import value_text
@@ -75,19 +75,24 @@ def measurement_rows(advice: Advice) -> list[tuple[str, str, str]]:
     levels, rows = advice.levels, []
     if isinstance(levels, NoiseLevels):
         rows = [
-            ("λ₁", value_text(levels.largest), f"the {levels.operator} of all data"),
+            (
+                "λ₁",
+                value_text(levels.largest),
+                f"largest eigenvalue, {levels.operator} of all data",
+            ),
             _low_end(levels),
-            ("σ²", value_text(levels.variance), "an element, over samples"),
-            ("τ²", value_text(levels.tau2), "the sharpest direction, over samples"),
+            ("σ²", value_text(levels.variance), "variance of an element over samples"),
+            ("τ²", value_text(levels.tau2), "variance along the sharpest direction over samples"),
         ]
     for view in levels.views:
         size = f"batches of {view.batch_size:,}"
-        spread = f"{size}, standard deviation {view.spread:.2g}"
+        spread = f"{size}, mean; standard deviation {view.spread:.2g}"
         rows.append(("λ₁", value_text(view.measured), spread))
         if isinstance(levels, NoiseLevels):
-            rows.append(("|φ̂₁ᵀφ₁|²", value_text(view.overlap), f"{size}, with all data"))
+            words = f"{size}, overlap of the sharpest direction with that of all data"
+            rows.append(("|φ̂₁ᵀφ₁|²", value_text(view.overlap), words))
         rows += [
-            ("λ₁", value_text(each), f"{size}, predicted, {model}")
+            ("λ₁", value_text(each), f"{size}, predicted from {NOISE_WORDS[model]}")
             for model, each in view.predicted.items()
         ]
     return rows
@@ -96,10 +101,14 @@ def measurement_rows(advice: Advice) -> list[tuple[str, str, str]]:
 def _low_end(levels: NoiseLevels) -> tuple[str, str, str]:
     """λ_P; for a Gauss–Newton matrix, which is positive semi-definite, the mean eigenvalue."""
     if levels.operator != "ggn":
-        return "λ_P", value_text(levels.smallest), f"the {levels.operator} of all data"
+        return (
+            "λ_P",
+            value_text(levels.smallest),
+            f"smallest eigenvalue, {levels.operator} of all data",
+        )
     order = levels.parameters
     mean = Estimate(float(levels.trace) / order, float(levels.trace.stderr) / order)
-    return "mean λ", value_text(mean), "the ggn of all data, tr/P; none is below 0"
+    return "mean λ", value_text(mean), "mean eigenvalue, ggn of all data, tr/P; none is below 0"
 
 
 def advice_rows(advice: Advice) -> list[tuple[str, ...]]:

@@ -57,7 +57,7 @@ def list_experiments() -> None:
             rows.append((experiment.name, *counts, f"{experiment.title} ({experiment.part})"))
         print_table(header, rows, paper)
         print()
-    where = "docs/reproductions.md says what has been run and what came out"
+    where = "the page 'Reproductions of published results' of the documentation says what came out"
     print(f"* marked for the scale paper too; {where}")
 
 

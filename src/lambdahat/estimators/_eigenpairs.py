@@ -106,7 +106,7 @@ def eigenpairs(
         budget = require_count(max_matvecs, "max_matvecs")
     if is_small(operator, count) and budget >= operator.dim:
         pairs, exponent = _diagonalise(operator, Wanted(which), count)
-        return _result(operator, pairs, count, tol, exponent)
+        return _result(operator, pairs, count, tol, which, exponent)
     require(budget >= count, "max_matvecs", f"be at least {count}, one for each pair", repr(budget))
     if operator.device.type == "cpu" and operator.budget() is not None:
         basis = "device"  # the host's memory is no other
@@ -117,7 +117,7 @@ def eigenpairs(
     lanczos = partial(thick_restart_lanczos, unit, Wanted(which), count, tol=tol, seed=seed)
     pairs = lanczos(max_matvecs=budget, capacity=capacity, place=basis)
     pairs = replace(pairs, products=pairs.products + unit.repeated)
-    return _result(operator, pairs, count, tol, unit.exponent)
+    return _result(operator, pairs, count, tol, which, unit.exponent)
 
 
 @estimator(_largest, _pairs, k=3)
@@ -158,7 +158,7 @@ def power_iteration(
         unit, k, tol=tol, max_matvecs=budget, seed=seed, columns=columns
     )
     pairs = replace(pairs, products=pairs.products + unit.repeated)
-    return _result(operator, pairs, k, tol, unit.exponent)
+    return _result(operator, pairs, k, tol, "magnitude", unit.exponent)
 
 
 @estimator(lambda matrix: torch.linalg.matrix_norm(matrix, 2))
@@ -179,7 +179,12 @@ def spectral_norm(
 
 
 def _result(
-    operator: LinearOperator, pairs: RitzPairs, count: int, tol: float, exponent: int = 0
+    operator: LinearOperator,
+    pairs: RitzPairs,
+    count: int,
+    tol: float,
+    which: str,
+    exponent: int = 0,
 ) -> Eigenpairs:
     """The public result, times 2ᵉ, with a status that says which values reached ``tol``."""
     target = tol * pairs.scale
@@ -194,7 +199,8 @@ def _result(
     joined = torch.hypot(pairs.residuals, torch.tensor(residual, dtype=torch.float64))
     scale = torch.tensor(exponent)
     values, residuals = torch.ldexp(pairs.values, scale), torch.ldexp(joined, scale)
-    return Eigenpairs(values, pairs.vectors, residuals, converged, pairs.products, status)
+    parts = values, pairs.vectors, residuals, converged
+    return Eigenpairs(*parts, pairs.products, status, which)
 
 
 def _rounding(operator: LinearOperator, pairs: RitzPairs) -> tuple[float, float]:

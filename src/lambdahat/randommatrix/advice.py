@@ -31,6 +31,7 @@ from lambdahat.randommatrix.advice_rules import (
     ADAPTIVE,
     BEYOND_QUADRATIC,
     GRADIENT,
+    NOISE_WORDS,
     SECOND_ORDER,
     AdviceRequest,
     Recommendation,
@@ -461,17 +462,18 @@ def _rule_cautions(levels: NoiseLevels, request: AdviceRequest) -> list[str]:
         cautions.append(
             "the least ε or damping tells an order of magnitude at best: on MNIST KFAC needed 0.9"
             " (B = 16) to 0.0001 (B = 1,024) of that by τ², and Adam 0.4 to 2.7, but up to 770"
-            " times that by isotropic noise (docs/minibatch-rates.md)"
+            ' times that by isotropic noise (documentation: "Stable learning rates and damping,'
+            ' measured")'
         )
     for view in levels.views:
         missed = [model for model in view.predicted if view.strays(model)]
-        stray = [f"{model} {text(view.predicted[model])}" for model in missed]
+        stray = [f"{text(view.predicted[each])} from {NOISE_WORDS[each]}" for each in missed]
         if stray and math.isfinite(view.effective):
             harmless = request.optimizer in GRADIENT and not view.strays("directional")
             cautions.append(
                 f"λ₁ of batches of {view.batch_size:,} was measured as {text(view.measured)} but"
                 " predicted otherwise "
-                f"({', '.join(stray)})" + "; no rate here takes noise for isotropic" * harmless
+                f"({'; '.join(stray)})" + "; no rate here takes noise for isotropic" * harmless
             )
     return cautions
 

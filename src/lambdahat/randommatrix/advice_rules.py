@@ -39,8 +39,14 @@ FLATTEST = 1e-6  # of λ₁: a direction below has no curvature to limit a rate
 # lengthen these.
 BEYOND_QUADRATIC = {False: (0.5, 1.3), True: (0.5, 2.2)}
 CALIBRATED = (
-    "its interval holds what networks do beyond the local quadratic (docs/batch-and-step.md)"
+    "its interval holds what networks do beyond the local quadratic"
+    ' (documentation: "Choosing batch size and learning rate")'
 )
+# what a prediction of a batch's λ₁ rests on
+NOISE_WORDS = {
+    "additive": "isotropic noise, σ²",
+    "directional": "the noise along sharp directions, τ²",
+}
 NORMAL_95 = 1.959  # rounded down, so that an interval holds its ends
 USUAL_RATE = dict.fromkeys(ADAPTIVE, 1e-3) | dict.fromkeys(SECOND_ORDER, 1.0)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -49,7 +49,8 @@ class BulkFit(Result):
     ``weight_edges`` are those of ``continuous_region``, the rule of Figure 6.1. The status is
     NO_OUTLIER if no candidate reaches ``level``, and NO_EDGE if the outliers are spaced like the
     tail of a power law or an exponential: then their confidences, which rest on a square-root edge,
-    are too high.
+    are too high. ``nodes`` and ``weights`` (probes, depth) are those of the spectrum, of order
+    ``dim``.
     """
 
     lower: Estimate
@@ -61,6 +62,9 @@ class BulkFit(Result):
     weight_edges: tuple[float, float]
     level: float
     status: Status = Status.CONVERGED
+    nodes: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    weights: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    dim: int = 0
 
     @property
     def outliers(self) -> tuple[Estimate, ...]:
@@ -96,7 +100,8 @@ def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = KAPPA) -> B
     if bool((merged[1] >= level).any()):
         tails = [float(np.mean([end.tail for end in probes])) for probes in ends.values()]
         status = Status.NO_EDGE if max(tails) > TAIL else Status.CONVERGED
-    return BulkFit(_edge(ends[-1]), _edge(ends[1]), *merged, regions, level, status)
+    edges, measure = (_edge(ends[-1]), _edge(ends[1])), (spectrum.nodes, spectrum.weights)
+    return BulkFit(*edges, *merged, regions, level, status, *measure, spectrum.dim)
 
 
 def continuous_region(spectrum: Spectrum, kappa: float = KAPPA) -> tuple[float, float]:

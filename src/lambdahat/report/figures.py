@@ -26,7 +26,9 @@ from lambdahat.report.style import (
     SKY,
     TEXTED,
     VERMILION,
+    all_hollow,
     is_field,
+    level_texts,
     look_of,
     minus,
     names_of,
@@ -62,6 +64,7 @@ PALETTE = (BLUE, VERMILION, GREEN, PURPLE, AMBER, SKY)  # in the order of COLOUR
 SHADES = "cividis"  # even in lightness, and the same to colour-blind readers
 # of those that share a colour
 DASHES = ("-", "--", ":", "-.")
+RULES = ("--", ":", "-.", (0, (8, 3)))  # lines across the frame
 SYMBOLS = ("o", "s", "^", "X")
 PUBLISHED = ("D", "d", "P", "*")
 HATCHES = ("", "//", "xx", "..")
@@ -144,6 +147,9 @@ class _Frame:
         self.names = names_of(chart)
         # the x of series are numbers, not names
         self.numbered = not self.names or bool(chart.x_names)
+        heat = chart.heat
+        # a table's cells lie at 0, 1, … whatever their labels are
+        self.cells = heat if heat is not None and not (is_field(heat) or heat.cells) else None
 
     def orient(self, x: Any, y: Any) -> tuple[Any, Any]:
         return (y, x) if self.flipped else (x, y)
@@ -153,6 +159,8 @@ class _Frame:
 
     def columns(self, series: Series) -> tuple[Array, Array, Any, Any]:
         """x, y and their errors as numbers, NaN for what is unknown and None for no errors."""
+        if self.cells is not None:  # its errors have no length between cells of any spacing
+            return self.among("x", series.x), self.among("y", series.y), None, None
         numbered, names = self.numbered, self.names
         places = series.x if numbered else [names.index(place_text(at)) for at in series.x]
         x = np.array(places, float)
@@ -160,6 +168,19 @@ class _Frame:
         above, below, across = map(_errors, (series.error, series.below, series.x_error))
         half = above if below is None or above is None else np.array([below, above])
         return x, y, half, across
+
+    def among(self, axis: str, places: Sequence[Any]) -> Array:
+        """Where places of an axis lie among the cells of a table: between two numbers in
+        proportion, NaN beyond the first and the last label.
+        """
+        labels = self.cells.x if axis == "x" else self.cells.y  # type: ignore[union-attr]
+        if any(isinstance(label, str) for label in labels):
+            texts = {place_text(label): at for at, label in enumerate(labels)}
+            return np.array([texts.get(place_text(place), math.nan) for place in places], float)
+        known = np.array(labels, float)
+        order = np.argsort(known)
+        found = np.interp(np.array(places, float), known[order], order, math.nan, math.nan)
+        return np.asarray(found, float)
 
     def plot(self, x: Any, y: Any, **look: Any) -> None:
         self.axes.plot(*self.orient(x, y), **look)
@@ -184,9 +205,13 @@ class _Frame:
 
     def mark(self, axis: str, at: float, **look: Any) -> None:
         """A line across the frame at a place of one axis."""
+        if self.cells is not None:
+            at = float(self.among(axis, [at])[0])
         (self.axes.axvline if axis == "x" else self.axes.axhline)(at, **look)
 
     def shade(self, axis: str, low: float, high: float, **look: Any) -> None:
+        if self.cells is not None:
+            low, high = map(float, self.among(axis, [low, high]))
         (self.axes.axvspan if axis == "x" else self.axes.axhspan)(low, high, linewidth=0, **look)
 
 
@@ -216,9 +241,13 @@ def _draw_series(chart: Chart, axes: Axes) -> None:
             _draw_bars(series, frame, hatched, shift, count)
         else:
             _draw_one(chart, series, frame, look, turn)
+    named = 0
     for axis, lines in ((frame.y_axis, chart.lines), (frame.x_axis, chart.x_lines)):
         for label, at in lines:
-            dashed = {"color": GREY, "linewidth": 0.9, "linestyle": "--", "zorder": 1}
+            # what the legend names is told apart there by its dashes
+            dash = RULES[named % len(RULES)] if label else RULES[0]
+            named += bool(label)
+            dashed = {"color": GREY, "linewidth": 0.9, "linestyle": dash, "zorder": 1}
             frame.mark(axis, at, label=label or None, **dashed)
     for axis, bands in ((frame.y_axis, chart.bands), (frame.x_axis, chart.x_bands)):
         for label, low, high in bands:
@@ -296,6 +325,9 @@ def _draw_one(chart: Chart, series: Series, frame: _Frame, look: dict[str, Any],
     """``turn`` says which of the dashes and marks."""
     x, y, half, across = frame.columns(series)
     marks = _marks(series, look["color"], turn)
+    whole = series.style != "rug" and all_hollow(series)
+    if whole:  # so is its entry in the legend
+        marks = marks | {"markerfacecolor": "white"}
     if series.style == "rug":
         upper: Any = {"linestyle": "none", "transform": frame.axes.get_xaxis_transform()}
         frame.axes.plot(x, np.full(len(x), 0.97), **look, **marks, **upper)
@@ -308,7 +340,7 @@ def _draw_one(chart: Chart, series: Series, frame: _Frame, look: dict[str, Any],
         frame.error_bars(x, y, half, across, linestyle="none", **marks, **look)
     else:
         _draw_curve(chart, series, frame, look, marks, turn)
-    if (places := series.hollow) and series.style != "rug":
+    if (places := series.hollow) and series.style != "rug" and not whole:
         mark = {"marker": "o", "markersize": 5} | {
             key: value for key, value in marks.items() if key != "zorder"
         }
@@ -335,7 +367,8 @@ def _draw_curve(
     turn: int,
 ) -> None:
     x, y, half, across = frame.columns(series)
-    if series.style == "segments" or series.faint or (len(y) > MARKED and not series.published):
+    crowd = len(y) > MARKED and not (series.published or all_hollow(series))
+    if series.style == "segments" or series.faint or crowd:
         marks = {}
     dash = "--" if series.published or series.dashed else DASHES[turn]
     line = {"linestyle": dash, "linewidth": 1.5}
@@ -375,6 +408,9 @@ def _draw_bars(
     bars = bar(x + shift * width, y, width, **{error: half}, capsize=3, **fill)
     for place in series.hollow:
         bars[place].set(facecolor="white", edgecolor=look["color"], linewidth=1.5)
+    if 0 in series.hollow and not all_hollow(series) and look["label"]:
+        bars.set_label("_nolegend_")  # the legend would show the first bar, which is hollow
+        frame.axes.fill_between([], [], linewidth=0, **fill)
     frame.write(x, y, series.texts)
 
 
@@ -401,7 +437,7 @@ def _draw_map(heat: Heat, axes: Any) -> None:
     shown = _draw_field(heat, values, axes) if contours else _draw_cells(heat, values, axes)
     bar = axes.figure.colorbar(shown, ax=axes, label=heat.name)
     if contours and heat.log:
-        bar.set_ticks(shown.levels[::2], labels=[f"{level:.2g}" for level in shown.levels[::2]])
+        bar.set_ticks(shown.levels[::2], labels=level_texts(shown.levels)[::2])
         bar.minorticks_off()
 
 
@@ -412,7 +448,8 @@ def _draw_field(heat: Heat, values: Array, axes: Any) -> Any:
     levels, norm = _levels(values, heat.log)
     shown = axes.contourf(heat.x, heat.y, values, levels=levels, norm=norm, cmap=SHADES)
     lines = axes.contour(heat.x, heat.y, values, levels=levels, colors="white", linewidths=0.7)
-    texts: Any = {"fontsize": 8, "colors": "black", "fmt": lambda level: f"{level:.2g}"}
+    names = dict(zip(map(float, levels), level_texts(levels), strict=True))
+    texts: Any = {"fontsize": 8, "colors": "black", "fmt": names}
     for label in axes.clabel(lines, levels[1:-1:2], **texts):
         label.set_path_effects([withStroke(linewidth=2, foreground="white")])
     if heat.beside is not None:

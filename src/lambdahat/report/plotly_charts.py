@@ -170,7 +170,12 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
     below = _uncertainty(chart, series, trace, colour)
     if series.style == "bars":
         trace["offsetgroup"] = str(number)
-    return [*below, trace, *([_hollow(trace, series, colour)] if series.hollow else [])]
+    if not series.hollow:
+        return [*below, trace]
+    hollow = _hollow(trace, series, colour)
+    if style.all_hollow(series):
+        trace["marker"] = hollow["marker"]
+    return [*below, trace, hollow]
 
 
 def _uncertainty(chart: Chart, series: Series, trace: Trace, colour: str) -> list[Trace]:
@@ -220,7 +225,7 @@ def _mark(colour: str, turn: int, series: Series) -> dict[str, Any]:
 
 def _hollow(trace: Trace, series: Series, colour: str) -> Trace:
     """Empty marks or bars over those of the points that did not converge; hovering names the
-    status. The legend shows the series as it is.
+    status. The legend shows the series filled if some of its points converged.
     """
     places = series.hollow
 
@@ -310,7 +315,7 @@ def _maps(heat: Heat) -> list[Trace]:
     if log:
         known = [value for line in grid["z"] for value in line if value is not None]
         ticks = [min(known) + part * (max(known) - min(known)) / 4 for part in range(5)]
-        bar |= {"tickvals": ticks, "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
+        bar |= {"tickvals": ticks, "ticktext": style.level_texts([10**tick for tick in ticks])}
     if heat.cells:
         return [{"type": "heatmap", **grid, "colorbar": bar}]
     if not style.is_field(heat):

@@ -245,7 +245,7 @@ def _(advice: Advice) -> list[Chart]:
         limits = _damping(advice, levels)
     trained = _advice_for(advice, "stable rate by training")
     if rates and trained:
-        limits.append(interval_series("by training", trained, colour="green"))
+        limits.append(interval_series("measured by training", trained, colour="green"))
     bound = "Largest stable learning rate" if rates else "Least stable damping"
     labels = (f"{bound}, {advice.rule}", BATCH, "learning rate" if rates else "damping")
     log: dict[str, Any] = {"x_log": True, "y_log": True}

@@ -13,7 +13,7 @@ from torch import Tensor
 from lambdahat import results
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.maxent import MaxentDensity
-from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, BatchPrediction
+from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, BatchPrediction, BulkFit
 from lambdahat.results.charts import (
     INTERVAL,
     Chart,
@@ -39,8 +39,15 @@ POINTS = 500  # of a density
 # share of the spectrum's width within which Ritz values of different probes are one eigenvalue
 MERGE = 1e-5
 DECADES = 12  # a weight further below the largest is rounding
+FAINT = 1e-4  # of the weight of one eigenvalue: less is not drawn inside of a bulk
 GRAPH_DECADES = 6  # shown of a graph's density
 RATIO = 30.0  # a loss that varies by more than this factor has levels spaced by ratio
+RANKS = {  # what the bars of eigenvalues are counted by
+    "largest": "rank",
+    "smallest": "rank from the smallest",
+    "magnitude": "rank by magnitude",
+    "both": "rank",
+}
 MODELS = {"additive": "amber", "multiplicative": "green", "directional": "blue"}
 
 
@@ -101,6 +108,53 @@ def pool_probes(spectrum: results.Spectrum) -> tuple[results.Array, results.Arra
 
 
 @charts_of.register
+def _(fit: BulkFit) -> list[Chart]:
+    """The Ritz values as a whole and at the bulk, what lies beyond its edges in another colour, and
+    on the page how sure it is of every candidate.
+    """
+    edges = float(fit.lower), float(fit.upper)
+    title = with_status(count_text(len(fit.outliers), "outlier"), fit.status)
+    widths = numbers(fit.residuals) if fit.residuals.any() else None
+    values, sure = numbers(fit.candidates), numbers(fit.confidences)
+    points = Series("candidates", values, sure, None, "points", x_error=widths, colour="vermilion")
+    look: Any = {"x_bands": (("edges of the bulk", *edges),)}
+    level = (f"level {fit.level:g}", fit.level)
+    label = "confidence that it is no part of the bulk"
+    doubts = Chart(title, EIGENVALUE, label, (points,), lines=(level,), **look)
+    if not fit.nodes.size:  # fitted before these were kept
+        return [doubts]
+    measured = results.Spectrum(fit.nodes, fit.weights, np.zeros_like(fit.nodes), fit.dim)
+    nodes, weights = pool_probes(measured)
+    beyond = (nodes < edges[0]) | (nodes > edges[1])
+    # far below one eigenvalue's weight 1/P there is rounding alone
+    kept = (weights > FAINT / fit.dim) | (beyond & (weights > 0))
+    series = [
+        Series(name, numbers(nodes[part]), numbers(weights[part]), style="stems", colour=colour)
+        for name, colour, part in (
+            ("bulk", "blue", kept & ~beyond),
+            ("outliers", "vermilion", kept & beyond),
+        )
+        if part.any()
+    ]
+    caption = f"P = {fit.dim:,}, bulk from {value_text(fit.lower)} to {value_text(fit.upper)}."
+    look |= {"y_log": True, "y_range": (float(weights[kept].min()) / 3, 2.0)}
+    look["lines"] = (("one eigenvalue, 1/P", 1 / fit.dim),)
+    room = edges[1] - edges[0]
+    near = {"x_range": (edges[0] - 0.2 * room, edges[1] + room), "caption": caption}
+    return [
+        Chart(title, EIGENVALUE, SHARE, tuple(series), **look),
+        Chart("Edges of the bulk", EIGENVALUE, SHARE, tuple(series), **look | near),
+        dataclasses.replace(doubts, page_only=True),
+    ]
+
+
+@headline_of.register
+def _(fit: BulkFit, name: str) -> str:
+    ends = f"from {value_text(fit.lower)} to {value_text(fit.upper)}"
+    return f"The bulk lies {ends}, with {count_text(len(fit.outliers), 'outlier')}"
+
+
+@charts_of.register
 def _(density: results.Density) -> list[Chart]:
     return [density_chart(density)]
 
@@ -150,11 +204,17 @@ def _(pairs: results.Eigenpairs) -> list[Chart]:
     bad = results.Status.NOT_CONVERGED.name
     statuses = ["" if done else bad for done in numpy_of(pairs.converged).astype(bool)]
     band = f"± residual, within which an eigenvalue lies (largest {residuals.max():.1g})"
-    ranks = list(range(1, len(values) + 1))
     look: Any = {"band": band, "statuses": statuses}
+    ranks: list[Any] = list(range(1, len(values) + 1))
+    label, caption = RANKS.get(pairs.which, "rank"), ""
+    half, order = (len(values) + 1) // 2, len(pairs.vectors)
+    if pairs.which == "both" and len(values) < order:
+        # the lower half is counted from the last eigenvalue, λ_P
+        ends = [f"P−{left}" if left else "P" for left in reversed(range(len(values) - half))]
+        ranks, caption = [*map(str, ranks[:half]), *ends], f"P = {order:,}."
     bars = Series("eigenvalues", ranks, numbers(values), numbers(residuals), "bars", **look)
     title = with_status(count_text(len(values), "eigenvalue"), pairs.status)
-    return [Chart(title, "rank", EIGENVALUE, (bars,), lines=(("", 0.0),))]
+    return [Chart(title, label, EIGENVALUE, (bars,), lines=(("", 0.0),), caption=caption)]
 
 
 @headline_of.register

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from lambdahat.results.charts import COLOURS, Chart, Heat
+from lambdahat.results.charts import COLOURS, Chart, Heat, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,6 +84,28 @@ def is_field(heat: Heat) -> bool:
     """Whether a map is a function sampled on a fine grid rather than a table of cells."""
     fine = heat.cells or min(len(heat.x), len(heat.y)) >= FINE
     return fine and not any(isinstance(v, str) for v in (*heat.x, *heat.y))
+
+
+def all_hollow(series: Series) -> bool:
+    """Whether no point of a series converged, so that its entry in the legend is hollow too."""
+    return bool(series.hollow) and len(series.hollow) == len(series.x)
+
+
+def level_texts(levels: Iterable[float]) -> list[str]:
+    """Ascending levels with as many digits as tell neighbours apart.
+
+    >>> level_texts([2.35, 2.4, 2.45])
+    ['2.35', '2.4', '2.45']
+    """
+    plain = [float(level) for level in levels]
+    gaps = [math.inf, *(high - low or math.inf for low, high in pairwise(plain)), math.inf]
+    rooms = [0.1 * min(pair) for pair in pairwise(gaps)]
+    for digits in range(2, 15):
+        texts = [f"{level:.{digits}g}" for level in plain]
+        errors = (abs(float(text) - level) for text, level in zip(texts, plain, strict=True))
+        if all(error <= room for error, room in zip(errors, rooms, strict=True)):
+            break
+    return texts
 
 
 def names_of(chart: Chart) -> list[str]:

@@ -89,7 +89,8 @@ class Eigenpairs(Result):
     λv‖ (k,).
 
     An eigenvalue of the operator lies within ``residuals[i]`` of ``values[i]``; ``converged`` says
-    which pairs reached the tolerance.
+    which pairs reached the tolerance, and ``which`` which end of the spectrum they are of, as
+    ``lh.eigenpairs`` takes it.
     """
 
     values: Tensor
@@ -98,6 +99,7 @@ class Eigenpairs(Result):
     converged: Tensor
     cost: int = 0
     status: Status = Status.CONVERGED
+    which: str = "largest"
 
     def __len__(self) -> int:
         return int(self.values.numel())

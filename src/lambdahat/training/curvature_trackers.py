@@ -161,7 +161,7 @@ def _extract(state: krylov.Krylov, wanted: krylov.Wanted, count: int, tol: float
     reached = torch.ones(count, dtype=torch.bool) if whole else _accurate(state, wanted, count, tol)
     status = Status.CONVERGED if bool(reached.all()) else Status.NOT_CONVERGED
     parts = values[chosen], vectors.T, residuals, reached[: len(chosen)]
-    return Eigenpairs(*parts, state.products, status)
+    return Eigenpairs(*parts, state.products, status, wanted.which)
 
 
 MAX_MATVECS = 200

@@ -190,7 +190,13 @@ def test_the_table_tells_eq_5_36_from_what_batches_show():
     )
     rows = Rows([*edge_rows(frontier(16 / sizes)), *rule_rows(here)])
     (table,) = EXPERIMENT.tables(rows)
-    assert table.header == ("B", "kfac", "Eq. 5.36, Pσ²", "τ² for Pσ²", "by batches, kfac")
+    assert table.header == (
+        "B",
+        "kfac",
+        "Eq. 5.36, Pσ²",
+        "τ² for Pσ²",
+        "from batch curvature, kfac",
+    )
     assert table.rows[0] == ("16", "1 ± 1 %", "0.01", "0.938", "1")
 
 
@@ -246,8 +252,8 @@ def test_charts_come_from_rows(found):
         "KFAC's δ",
         "Eq. 5.36, Pσ²",
         "τ² for Pσ²",
-        "by batches, adam",
-        "by batches, kfac",
+        "from batch curvature, adam",
+        "from batch curvature, kfac",
     ]
     assert dampings.series[4].y == pytest.approx(
         expected_damping(rules_of(found)[0], "adam").tolist()

@@ -110,7 +110,7 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
             for name, dampings in _expected_dampings(rule, frontiers).items():
                 values = by_size(rule, dampings).items()
                 expected[name] = {size: f"{value:.3g}" for size, value in values}
-        title = f"{network}: the least damping that trains at α = 1"
+        title = f"{network}: the smallest damping at which the loss falls, α = 1"
         yield rates.edge_table(title, {f.optimizer: f for f in frontiers}, expected)
     yield from (runs.by_size() for runs in edges.scaling_of(rows))
 
@@ -124,7 +124,9 @@ def _expected_dampings(rule: RateRule, frontiers: Sequence[Frontier]) -> dict[st
         if model in rule.predicted
     }
     optimizers = [frontier.optimizer for frontier in frontiers]
-    return expected | {f"by batches, {each}": expected_damping(rule, each) for each in optimizers}
+    return expected | {
+        f"from batch curvature, {each}": expected_damping(rule, each) for each in optimizers
+    }
 
 
 def charts(rows: Rows) -> Iterator[kit.Chart]:
@@ -135,7 +137,11 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
             for name, dampings in _expected_dampings(rule, frontiers).items():
                 heights = [value or None for value in dampings.tolist()]
                 series.append(kit.Series(name, rule.batch_sizes, heights))
-        labels = (f"{network}: the least damping at α = 1", "batch size B", "damping")
+        labels = (
+            f"{network}: the smallest damping at which the loss falls, α = 1",
+            "batch size B",
+            "damping",
+        )
         yield kit.Chart(*labels, tuple(series), x_log=True, y_log=True, source="Eq. 5.36")
     yield from rates.scaling_charts(edges.scaling_of(rows))
 
