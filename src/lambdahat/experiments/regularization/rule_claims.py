@@ -491,7 +491,8 @@ def tables_of(task: str, rows: Rows) -> Iterator[Table]:
             lines.append((rule, *(_cell(runs, name, printed.get(name)) for name in names), largest))
         used = part[0].get("data", task)
         data = DATA[task] if used == task else f"{DATA[used]} in place of {DATA[task]}"
-        seeds = len(part.distinct("seed"))
+        counts = sorted({len(runs) for _, runs in part.groups("rule")})
+        seeds = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
         title = f"{data}, {activation}: mean ± sd over {seeds} seeds [thesis]"
         yield kit.table(title, ("rule", *names, "λ₁"), lines)
     ranks = agreement(task, rows).items()

@@ -232,6 +232,19 @@ CHUNK = 5000  # samples evaluated at once
 
 
 @dataclass(frozen=True)
+class MoreSeeds:
+    """The rules of a claim that needs more seeds than the others, up to ``seeds`` in all.
+
+    The seeds beyond the scale's have no eigenvalues.
+    """
+
+    activation: str
+    rules: tuple[str, ...]
+    seeds: int
+    together: int = 100  # seeds in a cell
+
+
+@dataclass(frozen=True)
 class RulesScale:
     """One scale. ``gain`` and ``stretch`` adapt Table 4.2 to another width and a shorter run
     (``RuleRates.scaled``); ``steep`` is the gain of ReLU from the large regime, where gradients
@@ -255,6 +268,7 @@ class RulesScale:
     points: int = 20  # of a curve
     precision: str = "float32"  # of matrix products in training; "tf32" rounds their factors
     groups: tuple[tuple[str, ...], ...] = (FLAT, CURVED, ABSOLUTE)  # rules trained together
+    more: tuple[MoreSeeds, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -277,18 +291,29 @@ class RuleTask:
 
 
 def cells_of(config: RulesScale) -> list[Cell]:
-    """Activations × groups of rules × groups of seeds."""
-    fields = asdict(config)
-    seeds, together, groups = (fields.pop(name) for name in ("seeds", "together", "groups"))
+    """Activations × groups of rules × groups of seeds, and then the seeds that some need more."""
+    apart = ("seeds", "together", "groups", "more")
+    fields = {name: value for name, value in asdict(config).items() if name not in apart}
     if config.precision == "float32":
         del fields["precision"]  # stored cells lack it
-    parts = [list(range(seeds))[start : start + together] for start in range(0, seeds, together)]
-    return [
+    cells: list[Cell] = [
         {"activation": activation, "rules": list(rules), "seeds": part, **fields}
         for activation in ("tanh", "relu")
-        for rules in groups
-        for part in parts
+        for rules in config.groups
+        for part in _parts(0, config.seeds, config.together)
     ]
+    for more in config.more:
+        own = {"activation": more.activation, "rules": list(more.rules)}
+        own |= fields | {"eigenvalues": 0}
+        parts = _parts(config.seeds, more.seeds, more.together)
+        cells += [{**own, "seeds": part} for part in parts]
+    return cells
+
+
+def _parts(first: int, last: int, together: int) -> list[list[int]]:
+    """The seeds from ``first`` up to ``last``, ``together`` in each part."""
+    seeds = list(range(first, last))
+    return [seeds[start : start + together] for start in range(0, len(seeds), together)]
 
 
 @contextmanager
@@ -382,7 +407,7 @@ def _extend(
 
 def _eigenvalues(task: RuleTask, model: nn.Module, pair: Pair, count: int) -> list[float]:
     """The leading eigenvalues of the Hessian of the loss alone (§5.7); none after divergence."""
-    if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
+    if not count or not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
         return []
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
