@@ -267,7 +267,7 @@ class Falls:
         score, sign = score_of(task)
         falls = []
         for _, part in rows.where(rule=RULES).groups("seed"):
-            pairs = [(row[NORM], sign * row[score]) for row in part]
+            pairs = [(row[NORM], sign * row[score]) for row in part if NORM in row]
             finite = [pair for pair in pairs if math.isfinite(math.prod(pair))]
             columns = list(zip(*finite, strict=True))
             if columns and len(columns[0]) > 3 and all(len(set(column)) > 1 for column in columns):
@@ -287,7 +287,7 @@ def by_seed(rows: Rows, quantity: str) -> dict[int, float]:
         return {row["seed"]: early(row, quantity) for row in rows if names & row.keys()}
     if quantity not in (LARGEST, RATIO):
         return rows.paired(quantity)
-    tops = [(row["seed"], *row["eigenvalues"][:2]) for row in rows if row["eigenvalues"]]
+    tops = [(row["seed"], *row["eigenvalues"][:2]) for row in rows if row.get("eigenvalues")]
     return {seed: first / (rest[0] if quantity == RATIO else 1.0) for seed, first, *rest in tops}
 
 

@@ -235,7 +235,7 @@ CHUNK = 5000  # samples evaluated at once
 class MoreSeeds:
     """The rules of a claim that needs more seeds than the others, up to ``seeds`` in all.
 
-    The seeds beyond the scale's have no eigenvalues.
+    Of the seeds beyond the scale's only how well and how fast they train is stored.
     """
 
     activation: str
@@ -356,22 +356,25 @@ def run_rules(task: RuleTask, cell: Cell, device: str) -> list[Row]:
                     stack.step(x[seeds, rows], y[seeds, rows], task.losses, epoch * steps + number)
             report(f"{task.name} {cell['activation']}", epoch + 1, cell["epochs"])
     _extend(curves, task, stack, data)
-    out = []
+    out, whole = [], cell["eigenvalues"] > 0
     for member, label in enumerate(cell["rules"]):
         for place, seed in enumerate(cell["seeds"]):
             trained = {
                 name: [float(values[member, place]) for values in points]
                 for name, points in curves.items()
+                if whole or name.startswith("training")
             }
             row: Row = {"rule": label, "seed": seed}
             row |= {name: values[-1] for name, values in trained.items()}
             for name, values in trained.items():
                 row[f"{name} curve"] = [float(f"{value:.5g}") for value in values]
-            model, count = stack.network(member, place).eval(), cell["curvature"]
-            pair = x[place, :count], y[place, :count]
-            values = _eigenvalues(task, model, pair, cell["eigenvalues"])
-            row |= {"recorded": recorded, "eigenvalues": values}
-            out.append(short_row(row | _vectors(model, seed == 0)))
+            row["recorded"] = recorded
+            if whole:
+                model, count = stack.network(member, place).eval(), cell["curvature"]
+                pair = x[place, :count], y[place, :count]
+                row["eigenvalues"] = _eigenvalues(task, model, pair, cell["eigenvalues"])
+                row |= _vectors(model, seed == 0)
+            out.append(short_row(row))
     return out
 
 
@@ -407,7 +410,7 @@ def _extend(
 
 def _eigenvalues(task: RuleTask, model: nn.Module, pair: Pair, count: int) -> list[float]:
     """The leading eigenvalues of the Hessian of the loss alone (§5.7); none after divergence."""
-    if not count or not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
+    if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
         return []
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
