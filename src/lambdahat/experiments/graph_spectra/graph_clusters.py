@@ -218,7 +218,7 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
                 printed = PRINTED.get(method, {}).get(count)
                 tail = f" [{printed:.2g}]" if printed is not None else ""
                 line.append(f"{kit.over_seeds(same.where(method=method), 'off')}{tail}")
-            lines.append((*line, len(part.distinct("seed"))))
+            lines.append((*line, len(same.distinct("seed"))))
         columns = [f"{method} [thesis]" if method in PRINTED else method for method in METHODS]
         title = f"Fractional error of the count, {part[0]['moments']} moments"
         header = ("clusters", *columns, "graphs")
