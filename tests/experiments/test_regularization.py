@@ -4,6 +4,7 @@ rows, claims.
 
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ from lambdahat.experiments.regularization.rule_experiments import (
     XORD_TASK,
 )
 from lambdahat.experiments.regularization.rule_runs import (
+    MoreSeeds,
     RuleMember,
     RulesScale,
     Stack,
@@ -265,6 +267,17 @@ def test_cells_cover_rules_and_seeds_once():
         (c["activation"], rule, seed) for c in cells for rule in c["rules"] for seed in c["seeds"]
     ]
     assert len(seen) == len(set(seen)) == 2 * len((*RULES, *ABSOLUTE)) * 5
+
+
+def test_some_rules_have_more_seeds_than_the_others():
+    more = MoreSeeds("relu", ("SGD Large", "L2"), 8, together=2)
+    plain = RulesScale("xor", 4, 0, 8, 2, 4, seeds=3, together=2, eigenvalues=1, points=2)
+    extra = cells_of(replace(plain, more=(more,)))[len(cells_of(plain)) :]
+    assert [cell["seeds"] for cell in extra] == [[3, 4], [5, 6], [7]]
+    rows = run_rules(XOR_TASK, extra[0], "cpu")
+    found = [(row["rule"], row["seed"]) for row in rows]
+    assert found == [("SGD Large", 3), ("SGD Large", 4), ("L2", 3), ("L2", 4)]
+    assert not {"norm", "eigenvalues", "vectors"} & rows[0].keys()
 
 
 def test_rules_of_a_regime_start_from_the_same_weights():

@@ -3,6 +3,7 @@ claims that can fail.
 """
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,12 +12,22 @@ from lambdahat.experiments.averaging.noisy_averages import DECAY, RATE
 from lambdahat.experiments.averaging.noisy_averages import EXPERIMENT as AVERAGES
 from lambdahat.experiments.curvature.fluctuations import EXPERIMENT as NOISE
 from lambdahat.experiments.curvature.fluctuations import NORMAL, WIDE
+from lambdahat.experiments.curvature.limit_laws import EXPERIMENT as LAWS
+from lambdahat.experiments.curvature.limit_laws import SIGNS
+from lambdahat.experiments.curvature.limit_laws import WIDE as TALL
+from lambdahat.experiments.curvature.noise_outliers import ELEMENTS, LIPSCHITZ, OUTLIERS
+from lambdahat.experiments.curvature.noise_outliers import EXPERIMENT as BATCHES
 from lambdahat.experiments.curvature.shrinkage_errors import EXPERIMENT as SHRINKAGE
 from lambdahat.experiments.curvature.shrinkage_errors import SPIKED, WISHART, _weight
 from lambdahat.experiments.graph_spectra.edge_moves import EXPERIMENT as EDGES
 from lambdahat.experiments.graph_spectra.edge_moves import PAIR, REGULAR
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, judge
+from lambdahat.experiments.logdets.trace_noise import DIAGONAL, EQUAL, PASTUR
+from lambdahat.experiments.logdets.trace_noise import EXPERIMENT as TRACES
+from lambdahat.experiments.logdets.trace_noise import NORMAL as GAUSSIAN
+from lambdahat.experiments.logdets.trace_noise import SIGNS as RADEMACHER
+from lambdahat.experiments.published import find
 from lambdahat.experiments.regularization.mmse import EXPERIMENT as MMSE
 from lambdahat.experiments.regularization.mmse import LINEAR
 
@@ -25,6 +36,14 @@ def rows_of(experiment, scale="smoke"):
     return Rows(
         {**cell, **row} for cell in experiment.grid(scale) for row in experiment.run(cell, "cpu")
     )
+
+
+@cache
+def first_rows(name, seeds):
+    """Those of the first seeds at the scale cpu."""
+    experiment = find(name)
+    cells = [cell for cell in experiment.grid("cpu") if cell["seed"] < seeds]
+    return Rows({**cell, **row} for cell in cells for row in experiment.run(cell, "cpu"))
 
 
 def verdict(experiment, rows, words):
@@ -125,3 +144,74 @@ def test_linear_shrinkage_is_the_best_of_an_inverse_wishart_covariance_alone():
     assert verdict(SHRINKAGE, rows, f"{WISHART}: no other eigenvalues") == HOLDS
     assert verdict(SHRINKAGE, rows, f"{SPIKED}: no other eigenvalues") == FAILS
     assert all(row["oracle"] <= row["linear"] for row in rows)
+
+
+def test_variances_of_traces_are_those_of_known_matrices():
+    """Var[uᵀHu] = 2·Tr H² + (m₄ − 3)·ΣH_ii²: nothing with ±1 and a diagonal matrix, 2·Tr H² with
+    normal elements.
+    """
+    rows = first_rows(TRACES.name, 3)
+    assert max(rows.where(matrix=DIAGONAL, law=RADEMACHER).values("noise")) < 1e-20
+    shares = rows.where(law=GAUSSIAN).values("over lemma")
+    assert np.mean(shares) == pytest.approx(2 / 5, rel=0.02)
+    for row in rows.where(matrix=EQUAL, law=GAUSSIAN):
+        assert row["share"] == pytest.approx(1 / row["size"])
+        assert row["bound"] == pytest.approx(row["share"])
+        assert row["noise"] == pytest.approx(2 / row["size"], rel=0.15)
+
+
+def test_claims_on_traces_can_fail():
+    rows = first_rows(TRACES.name, 3)
+    assert verdict(TRACES, rows, "is at most (2 + m₄)") == HOLDS
+    assert verdict(TRACES, rows, "the variance is (2 + m₄)") == FAILS
+    assert verdict(TRACES, changed(rows, "over lemma", 1.0), "the variance is (2 + m₄)") == HOLDS
+    assert verdict(TRACES, changed(rows, "bound", 1e-9), "at most 1/(1 + (P − 1)/κ²)") == FAILS
+    level = Rows({**row, "noise": 1.0 + 1e-6 * row["seed"]} for row in rows)
+    for words in ("noise to signal of covariances", "with equal eigenvalues"):
+        assert verdict(TRACES, rows, words) == HOLDS
+        assert verdict(TRACES, level, words) == FAILS
+    assert {row["matrix"] for row in rows if "bound" in row} == {PASTUR, EQUAL, DIAGONAL}
+
+
+def test_limit_laws_have_the_distances_of_their_distribution_functions():
+    """With q = 2 half of the eigenvalues are 0, where both functions jump."""
+    rows = first_rows(LAWS.name, 8)
+    assert set(rows.where(matrix=TALL).values("at zero")) == {0.5}
+    for row in rows.where(size=400):
+        assert row["distance"] < 0.02
+    assert verdict(LAWS, rows, "the others end at") == FAILS
+    assert verdict(LAWS, rows, "they end at (1 + √q)²") == HOLDS
+    assert verdict(LAWS, rows, "integrate polynomials") == HOLDS
+    assert verdict(LAWS, changed(rows, "missed", 1e-3), "integrate polynomials") == FAILS
+    level = Rows({**row, "distance": 0.1 * (1 + 1e-3 * row["seed"])} for row in rows)
+    growing = Rows({**row, "distance": row["distance"] * row["size"] ** 2} for row in level)
+    assert verdict(LAWS, rows, f"{SIGNS}: the distance") == HOLDS
+    assert verdict(LAWS, growing, f"{SIGNS}: the distance") == FAILS
+
+
+def test_noise_of_batches_follows_theorem_14_between_the_two_thresholds():
+    rows = first_rows(BATCHES.name, 10)
+    for key in ("largest eigenvalue is λ₁ + σ²/λ₁", "the second is", "smallest eigenvalue is"):
+        assert {v.verdict for v in judge(BATCHES.claims(rows)) if key in v.claim} == {HOLDS}
+    assert verdict(BATCHES, rows, "λ₁ = 1.5σ: the largest eigenvalue is 2σ") == FAILS
+    assert verdict(BATCHES, rows, "λ₁ = 0.5σ: the largest eigenvalue is 2σ") == HOLDS
+    assert {row["part"] for row in rows} == {ELEMENTS, LIPSCHITZ, OUTLIERS}
+
+
+def test_claims_on_elements_of_the_noise_can_fail():
+    rows = first_rows(BATCHES.name, 10)
+    assert verdict(BATCHES, rows, "is at most √(PL)") == FAILS
+    assert verdict(BATCHES, rows, "is at most √P·L") == HOLDS
+    for column, words in (
+        ("bias", "elements of ε have mean 0"),
+        ("over printed", "(1/B − 1/N)·Var"),
+        ("variance", "is proportional to"),
+        ("distance", "from the normal law"),
+    ):
+        assert verdict(BATCHES, rows, words) == HOLDS
+        wrong = {row["seed"]: 3.0 + 0.01 * row["seed"] for row in rows}
+        far = Rows(
+            {**row, column: wrong[row["seed"]] * row["batch"]} if column in row else row
+            for row in rows
+        )
+        assert verdict(BATCHES, far, words) == FAILS

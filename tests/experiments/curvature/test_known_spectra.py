@@ -171,6 +171,16 @@ def test_mass_at_zero_and_outliers_are_counted():
     assert (row["outliers"], row["found"]) == (2, 1)
 
 
+def test_few_steps_see_the_same_as_the_first_of_many():
+    scale = lanczos_densities.DensityScale((20,), 40, 2, few=3)
+    *_, one, more = lanczos_densities.cells(scale)
+    assert more["seeds"] == [2]
+    few = lanczos_densities.FEW
+    found = next(row for row in lanczos_densities.run(one, "cpu") if row["depth"] == few)
+    (same,) = lanczos_densities.run({**more, "seeds": [one["seed"]]}, "cpu")
+    assert {name: same[name] for name in found} == pytest.approx(found)
+
+
 # what a row holds where the thesis is right, and where it is wrong
 LANCZOS = {"support": (0.01, 0.2), "at zero": (0.5, 0.7)}
 DIAGONAL = {

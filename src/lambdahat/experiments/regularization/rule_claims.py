@@ -258,7 +258,7 @@ class Falls:
         score, sign = score_of(task)
         falls = []
         for _, part in rows.where(rule=RULES).groups("seed"):
-            pairs = [(row[NORM], sign * row[score]) for row in part]
+            pairs = [(row[NORM], sign * row[score]) for row in part if NORM in row]
             finite = [pair for pair in pairs if math.isfinite(math.prod(pair))]
             columns = list(zip(*finite, strict=True))
             if columns and len(columns[0]) > 3 and all(len(set(column)) > 1 for column in columns):
@@ -278,7 +278,7 @@ def by_seed(rows: Rows, quantity: str) -> dict[int, float]:
         return {row["seed"]: early(row, quantity) for row in rows if names & row.keys()}
     if quantity not in (LARGEST, RATIO):
         return rows.paired(quantity)
-    tops = [(row["seed"], *row["eigenvalues"][:2]) for row in rows if row["eigenvalues"]]
+    tops = [(row["seed"], *row["eigenvalues"][:2]) for row in rows if row.get("eigenvalues")]
     return {seed: first / (rest[0] if quantity == RATIO else 1.0) for seed, first, *rest in tops}
 
 
@@ -482,7 +482,8 @@ def tables_of(task: str, rows: Rows) -> Iterator[Table]:
             lines.append((rule, *(_cell(runs, name, printed.get(name)) for name in names), largest))
         used = part[0].get("data", task)
         data = DATA[task] if used == task else f"{DATA[used]} in place of {DATA[task]}"
-        seeds = len(part.distinct("seed"))
+        counts = sorted({len(runs) for _, runs in part.groups("rule")})
+        seeds = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
         title = f"{data}, {activation}: mean ± sd over {seeds} seeds [thesis]"
         yield kit.table(title, ("rule", *names, "λ₁"), lines)
     ranks = agreement(task, rows).items()

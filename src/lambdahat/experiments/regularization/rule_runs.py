@@ -232,6 +232,19 @@ CHUNK = 5000  # samples evaluated at once
 
 
 @dataclass(frozen=True)
+class MoreSeeds:
+    """The rules of a claim that needs more seeds than the others, up to ``seeds`` in all.
+
+    Of the seeds beyond the scale's only how well and how fast they train is stored.
+    """
+
+    activation: str
+    rules: tuple[str, ...]
+    seeds: int
+    together: int = 100  # seeds in a cell
+
+
+@dataclass(frozen=True)
 class RulesScale:
     """One scale. ``gain`` and ``stretch`` adapt Table 4.2 to another width and a shorter run
     (``RuleRates.scaled``); ``steep`` is the gain of ReLU from the large regime, where gradients
@@ -255,6 +268,7 @@ class RulesScale:
     points: int = 20  # of a curve
     precision: str = "float32"  # of matrix products in training; "tf32" rounds their factors
     groups: tuple[tuple[str, ...], ...] = (FLAT, CURVED, ABSOLUTE)  # rules trained together
+    more: tuple[MoreSeeds, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -277,18 +291,29 @@ class RuleTask:
 
 
 def cells_of(config: RulesScale) -> list[Cell]:
-    """Activations × groups of rules × groups of seeds."""
-    fields = asdict(config)
-    seeds, together, groups = (fields.pop(name) for name in ("seeds", "together", "groups"))
+    """Activations × groups of rules × groups of seeds, and then the seeds that some need more."""
+    apart = ("seeds", "together", "groups", "more")
+    fields = {name: value for name, value in asdict(config).items() if name not in apart}
     if config.precision == "float32":
         del fields["precision"]  # stored cells lack it
-    parts = [list(range(seeds))[start : start + together] for start in range(0, seeds, together)]
-    return [
+    cells: list[Cell] = [
         {"activation": activation, "rules": list(rules), "seeds": part, **fields}
         for activation in ("tanh", "relu")
-        for rules in groups
-        for part in parts
+        for rules in config.groups
+        for part in _parts(0, config.seeds, config.together)
     ]
+    for more in config.more:
+        own = {"activation": more.activation, "rules": list(more.rules)}
+        own |= fields | {"eigenvalues": 0}
+        parts = _parts(config.seeds, more.seeds, more.together)
+        cells += [{**own, "seeds": part} for part in parts]
+    return cells
+
+
+def _parts(first: int, last: int, together: int) -> list[list[int]]:
+    """The seeds from ``first`` up to ``last``, ``together`` in each part."""
+    seeds = list(range(first, last))
+    return [seeds[start : start + together] for start in range(0, len(seeds), together)]
 
 
 @contextmanager
@@ -331,22 +356,25 @@ def run_rules(task: RuleTask, cell: Cell, device: str) -> list[Row]:
                     stack.step(x[seeds, rows], y[seeds, rows], task.losses, epoch * steps + number)
             report(f"{task.name} {cell['activation']}", epoch + 1, cell["epochs"])
     _extend(curves, task, stack, data)
-    out = []
+    out, whole = [], cell["eigenvalues"] > 0
     for member, label in enumerate(cell["rules"]):
         for place, seed in enumerate(cell["seeds"]):
             trained = {
                 name: [float(values[member, place]) for values in points]
                 for name, points in curves.items()
+                if whole or name.startswith("training")
             }
             row: Row = {"rule": label, "seed": seed}
             row |= {name: values[-1] for name, values in trained.items()}
             for name, values in trained.items():
                 row[f"{name} curve"] = [float(f"{value:.5g}") for value in values]
-            model, count = stack.network(member, place).eval(), cell["curvature"]
-            pair = x[place, :count], y[place, :count]
-            values = _eigenvalues(task, model, pair, cell["eigenvalues"])
-            row |= {"recorded": recorded, "eigenvalues": values}
-            out.append(short_row(row | _vectors(model, seed == 0)))
+            row["recorded"] = recorded
+            if whole:
+                model, count = stack.network(member, place).eval(), cell["curvature"]
+                pair = x[place, :count], y[place, :count]
+                row["eigenvalues"] = _eigenvalues(task, model, pair, cell["eigenvalues"])
+                row |= _vectors(model, seed == 0)
+            out.append(short_row(row))
     return out
 
 
