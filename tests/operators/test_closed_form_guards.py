@@ -33,6 +33,19 @@ def test_hooks_that_change_a_layer_s_output() -> None:
     agree(problem, dense_ggn(problem))
 
 
+@pytest.mark.parametrize("make", [nn.utils.spectral_norm, nn.utils.weight_norm])
+@pytest.mark.parametrize("which", ["*", "2.*"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_weights_that_old_style_hooks_compute(make: Any, which: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(make(nn.Linear(4, 3)), nn.Tanh(), nn.Linear(3, 3), nn.Tanh())
+    x, y = torch.randn(5, 4).double(), torch.randn(5, 3).double()
+    problem = Problem(model.double(), "mse", (x, y), parameters=which)
+    agree(problem, dense_ggn(problem))
+    found = trace(hessian(problem))
+    assert found.value == pytest.approx(float(hessian(problem).dense().trace()), rel=1e-9)
+
+
 @pytest.mark.parametrize("name", ["flip", "turn"])
 def test_hooks_that_keep_lengths_do_not_mislead_the_diagonal(name):
     """A permutation or rotation of what a layer gives changes no sum of squares."""
