@@ -318,7 +318,9 @@ class _Layer(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.kernels, ctx.layers = kernels, layers
-        return kernels.forward(x, weight, bias)
+        y = kernels.forward(x, weight, bias)
+        # F.linear of several positions gives a view, and autograd lets no one write to a function's
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Gradients:
