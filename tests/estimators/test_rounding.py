@@ -448,6 +448,27 @@ def test_other_threads_multiply_by_the_whole_operator_while_precisions_are_compa
     assert all(torch.allclose(found, expected, rtol=1e-4, atol=1e-6) for found in products)
 
 
+@pytest.mark.parametrize("seed", [11, 18, 26, 36])
+def test_a_curvature_that_a_random_vector_misses_has_an_error(seed: int) -> None:
+    """Of rank 1 and a little: the vectors of its rounding are all but orthogonal to it."""
+
+    def quartic(z: Tensor, y: Tensor) -> Tensor:
+        return (z - y).pow(4).mean() + z.sum(dim=1).square().mean()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4, bias=False), nn.Linear(4, 1))
+        data = torch.randn(3, 2), torch.randn(3, 1)
+    reduced, double = (
+        lh.Problem(model, quartic, data, dtype=kind, parameters="0.*")
+        for kind in (torch.float32, torch.float64)
+    )
+    for make in (lh.ggn, lambda p: lh.gradient_covariance(p, centred=False)):
+        found, truth = lh.diagonal(make(reduced)), lh.diagonal(make(double)).value
+        assert float((found.value - truth).norm()) <= 3 * float(found.stderr.norm())
+        assert found.status is Status.CONVERGED
+
+
 def test_a_parameter_of_one_entry_has_an_error():
     """The one reading of its row can be 0 by chance; 20 networks, float64 diagonals for truth."""
 

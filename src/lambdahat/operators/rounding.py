@@ -63,7 +63,8 @@ class Rounding:
     ones.
 
     By named parameter, or for all rows: ``rows``, the root mean square of √P·Ez, which is the norm
-    of a row of E; ``row_sizes``, that of a row of A; ``lengths``, the numbers of rows.
+    of a row of E, and of Ev at least; ``row_sizes``, the same of A; ``lengths``, the numbers of
+    rows.
     """
 
     dim: int
@@ -263,10 +264,18 @@ def _measure(operator: LinearOperator, comparison: PrecisionComparison) -> Round
         (operator.dim,) if operator.space is None else tuple(map(math.prod, operator.space.shapes))
     )
     root = math.sqrt(operator.dim)
+    # a row is as long as it is along v, which z may all but miss
     rows, sizes = (
-        tuple(root * float(piece.square().mean().sqrt()) for piece in part[:, 0].split(lengths))
-        for part in (error, image)
+        tuple(
+            max(root * float(a.square().mean().sqrt()), float(b.square().mean().sqrt()))
+            for a, b in zip(by_z[:, 0].split(lengths), by_v[:, 0].split(lengths), strict=True)
+        )
+        for by_z, by_v in ((error, error_v), (image, image_v))
     )
+    # A closed form adds up other terms than a product, in another order: neither is known better
+    # than to the last digit, however close this product comes.
+    eps = torch.finfo(operator.dtype).eps
+    rows = tuple(max(row, eps * size) for row, size in zip(rows, sizes, strict=True))
     # One reading can be 0 by chance, so that errors of parameters with few rows are raised to what
     # is usual in this operator: the relative error of all rows, and the rounding of a row of the
     # usual size, for entries that cancel are made of such.
@@ -275,13 +284,17 @@ def _measure(operator: LinearOperator, comparison: PrecisionComparison) -> Round
     )
     if whole > 0:
         relative = math.sqrt(total / whole)
-        usual = torch.finfo(operator.dtype).eps * math.sqrt(whole / sum(lengths))
+        usual = eps * math.sqrt(whole / sum(lengths))
         rows = tuple(
             max(row, relative * size, usual) if n < SPARSE else row
             for row, size, n in zip(rows, sizes, lengths, strict=True)
         )
     random, leading = (
-        RoundedProduct(float(e.norm()), float((x.double() * e).sum().abs()), float(y.norm()))
+        RoundedProduct(
+            max(float(e.norm()), eps * float(y.norm())),
+            float((x.double() * e).sum().abs()),
+            float(y.norm()),
+        )
         for x, y, e in ((z, image, error), (v, image_v, error_v))
     )
     finite = all(map(math.isfinite, (random.error, random.size, leading.error, leading.size)))
