@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lambdahat as lh
@@ -22,7 +23,7 @@ from lambdahat.problem import Problem
 from lambdahat.problem.evaluators import OF_IMAGES, OF_ROWS
 from tests.operators.test_closed_form import agree, flat, problem_of
 from tests.operators.test_piecewise import Net
-from tests.oracles import dense_ggn, dense_hessian
+from tests.oracles import dense_ggn, dense_hessian, dense_second_moment
 
 
 def test_hooks_that_change_a_layer_s_output() -> None:
@@ -190,6 +191,25 @@ def test_a_model_that_asserts_its_batch_size() -> None:
         assert found.value == pytest.approx(
             float(dense_hessian(problem).trace()), abs=4 * found.stderr + 1e-9
         )
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", lambda z, y: F.cross_entropy(z, y)])
+def test_gradients_of_a_model_that_asserts_its_batch_size(loss: Any) -> None:
+    def rule(m: Net, x: Tensor) -> Tensor:
+        assert len(x) in m.sizes
+        return m.a(x)
+
+    def make(*sizes: int) -> Problem:
+        def net() -> nn.Module:
+            model = Net(rule, a=nn.Linear(4, 3))
+            model.sizes = sizes
+            return model
+
+        return problem_of(net, (4,), samples=16, batch_size=8, loss=loss)
+
+    found = trace(lh.gradient_covariance(make(8), centred=False))
+    exact = float(dense_second_moment(make(1, 8)).trace())
+    assert found.value == pytest.approx(exact, rel=1e-9)
 
 
 def test_one_class_has_no_curvature():
