@@ -527,6 +527,43 @@ def test_a_model_that_casts_to_float32_does_not_hide_its_rounding(which: str) ->
         )
 
 
+class _PartlyShort(nn.Module):
+    """Two layers in bfloat16 around a norm in float32; given ``exact``, all in what it is given."""
+
+    def __init__(self, exact: bool, size: int = 0) -> None:
+        super().__init__()
+        self.exact, self.size = exact, size
+        self.below, self.norm, self.above = nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3)
+        for layer in (self.below, self.above):
+            layer.bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.exact:
+            return self.above(self.norm(self.below(x)).relu())
+        assert self.size in (0, len(x))
+        wide = self.norm(self.below(x.bfloat16()).float()).relu()
+        return self.above(wide.bfloat16()).float()
+
+
+@pytest.mark.parametrize(("samples", "size"), [(60, 0), (60, 60), (300, 0)])
+def test_parts_in_bfloat16_that_do_not_run_in_float64_are_in_the_error(
+    samples: int, size: int
+) -> None:
+    """The parameters are perturbed instead, by as much as those parts feel; also where the model
+    takes a ``size`` of batches only.
+    """
+    torch.manual_seed(0)
+    model, exact = _PartlyShort(False, size), _PartlyShort(True)
+    exact.load_state_dict(model.state_dict())
+    x, y = torch.randn(samples, 3).bfloat16(), torch.arange(samples) % 3
+    reduced = lh.Problem(model, "cross_entropy", (x.float(), y))
+    double = lh.Problem(exact, "cross_entropy", (x, y), dtype=torch.float64)
+    for make in (lh.hessian, lh.ggn, lambda p: lh.gradient_covariance(p, centred=False)):
+        found, truth = lh.trace(make(reduced)), float(lh.trace(make(double)))
+        assert abs(found.value - truth) <= 4 * found.stderr
+        assert found.stderr <= 0.5 * truth
+
+
 def test_later_batches_that_are_not_in_memory_are_compared_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
