@@ -148,6 +148,21 @@ def test_operations_whose_rule_for_vmap_is_wrong() -> None:
     agree(problem, dense_ggn(problem))
 
 
+def test_first_samples_in_which_a_layer_is_dead() -> None:
+    """They do not show that signals come back wrong when they come together."""
+    stream = torch.Generator().manual_seed(0)
+    places = torch.randn(6, 5, generator=stream).double()
+    x, y = torch.randn(9, 4, generator=stream).double(), torch.arange(9) % 3
+    x[:4] = 0.0
+    model = Net(
+        lambda m, x: m.b(torch.cdist(m.a(x).relu(), places)), a=nn.Linear(4, 5), b=nn.Linear(6, 3)
+    )
+    nn.init.constant_(model.a.bias, -1.0)
+    nn.init.normal_(model.a.weight, generator=stream)
+    problem = Problem(model.double(), "cross_entropy", (x, y))
+    agree(problem, dense_ggn(problem))
+
+
 @pytest.mark.parametrize("make", [hessian, ggn])
 def test_a_model_that_writes_into_its_input(make) -> None:
     """What guards keep of the first samples is not what later passes write into."""

@@ -259,7 +259,7 @@ def trusted_layers(few: Few) -> Trusted:
     first. With a mix u_i a layer's form gives Σ_i J_iᵀu_i, and with d_i u_i the signal of sample i
     is d_i times what it was. Both come back as factors will, and are compared with what the engine
     gives: together, which leaves out hooks and may be wrong where torch's rules are, or else one
-    after the other.
+    after the other; so too where a layer is dead in these samples, which shows nothing.
     """
     part = few.part
     if part is None:
@@ -301,7 +301,12 @@ def _agreeing(few: Few, part: Part, together: bool) -> set[str]:
     norms = torch._foreach_norm([*torch._foreach_sub(own, slopes), *slopes])
     gaps, sizes = torch.stack(norms).view(2, -1).tolist()  # all read at once
     allowed, rows = linearise.tolerance(few.problem), zip(pairs, gaps, sizes, strict=True)
-    close = {name for name, gap, size in rows if gap <= allowed * size}
+    # where nothing comes back in these samples, nothing is seen of what others would have
+    close = {
+        name
+        for name, gap, size in rows
+        if gap <= allowed * size and (size > 0 or not (together and name.endswith(".")))
+    }
     return {name for name in part.layered if name in close and f"{owner(name)}." in close}
 
 
