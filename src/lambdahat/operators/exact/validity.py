@@ -369,7 +369,7 @@ def form_of(few: Few) -> ModelForm:
             reason = f"{name or type(layer).__name__} normalises by the statistics of its batch"
             break
     if not reason and not isinstance(output, Tensor):
-        reason = f"the model's output is a {type(output).__name__}, not one tensor"
+        reason = not_one_tensor(output)
     if reason or part is None:
         return no_form(reason)
     form = form_of_graph(problem, leaves, part)
@@ -419,6 +419,11 @@ def form_of_graph(problem: Problem, leaves: Leaves, part: Part) -> ModelForm:
     if bends and parts:  # which write was the smooth one cannot be told
         return no_form("beside smooth activations it writes in place into part of a tensor")
     return ModelForm(curved, "", tuple(bends))
+
+
+def not_one_tensor(output: Any) -> str:
+    """Why an output of several parts has no closed form."""
+    return f"the model's output is a {type(output).__name__}, not one tensor"
 
 
 def no_form(reason: str) -> ModelForm:
