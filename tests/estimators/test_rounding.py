@@ -448,6 +448,27 @@ def test_other_threads_multiply_by_the_whole_operator_while_precisions_are_compa
     assert all(torch.allclose(found, expected, rtol=1e-4, atol=1e-6) for found in products)
 
 
+@pytest.mark.parametrize("seed", [11, 18, 26, 36])
+def test_a_curvature_that_a_random_vector_misses_has_an_error(seed: int) -> None:
+    """Of rank 1 and a little: the vectors of its rounding are all but orthogonal to it."""
+
+    def quartic(z: Tensor, y: Tensor) -> Tensor:
+        return (z - y).pow(4).mean() + z.sum(dim=1).square().mean()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4, bias=False), nn.Linear(4, 1))
+        data = torch.randn(3, 2), torch.randn(3, 1)
+    reduced, double = (
+        lh.Problem(model, quartic, data, dtype=kind, parameters="0.*")
+        for kind in (torch.float32, torch.float64)
+    )
+    for make in (lh.ggn, lambda p: lh.gradient_covariance(p, centred=False)):
+        found, truth = lh.diagonal(make(reduced)), lh.diagonal(make(double)).value
+        assert float((found.value - truth).norm()) <= 3 * float(found.stderr.norm())
+        assert found.status is Status.CONVERGED
+
+
 def test_a_parameter_of_one_entry_has_an_error():
     """The one reading of its row can be 0 by chance; 20 networks, float64 diagonals for truth."""
 
@@ -504,6 +525,43 @@ def test_a_model_that_casts_to_float32_does_not_hide_its_rounding(which: str) ->
         assert found.status is (
             Status.PRECISION_LIMIT if which == "cancelling" else Status.CONVERGED
         )
+
+
+class _PartlyShort(nn.Module):
+    """Two layers in bfloat16 around a norm in float32; given ``exact``, all in what it is given."""
+
+    def __init__(self, exact: bool, size: int = 0) -> None:
+        super().__init__()
+        self.exact, self.size = exact, size
+        self.below, self.norm, self.above = nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3)
+        for layer in (self.below, self.above):
+            layer.bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.exact:
+            return self.above(self.norm(self.below(x)).relu())
+        assert self.size in (0, len(x))
+        wide = self.norm(self.below(x.bfloat16()).float()).relu()
+        return self.above(wide.bfloat16()).float()
+
+
+@pytest.mark.parametrize(("samples", "size"), [(60, 0), (60, 60), (300, 0)])
+def test_parts_in_bfloat16_that_do_not_run_in_float64_are_in_the_error(
+    samples: int, size: int
+) -> None:
+    """The parameters are perturbed instead, by as much as those parts feel; also where the model
+    takes a ``size`` of batches only.
+    """
+    torch.manual_seed(0)
+    model, exact = _PartlyShort(False, size), _PartlyShort(True)
+    exact.load_state_dict(model.state_dict())
+    x, y = torch.randn(samples, 3).bfloat16(), torch.arange(samples) % 3
+    reduced = lh.Problem(model, "cross_entropy", (x.float(), y))
+    double = lh.Problem(exact, "cross_entropy", (x, y), dtype=torch.float64)
+    for make in (lh.hessian, lh.ggn, lambda p: lh.gradient_covariance(p, centred=False)):
+        found, truth = lh.trace(make(reduced)), float(lh.trace(make(double)))
+        assert abs(found.value - truth) <= 4 * found.stderr
+        assert found.stderr <= 0.5 * truth
 
 
 def test_later_batches_that_are_not_in_memory_are_compared_as_well(

@@ -383,6 +383,9 @@ def test_models_that_mix_samples_have_no_factors(case: str) -> None:
     assert ggn(problem).known_trace() is None
     assert hessian(problem).known_trace() is None
     assert ggn(problem).sampled_trace(0.1, 0) is None
+    if case == "two outputs":
+        with pytest.raises(ValueError, match="output is a tuple, not one tensor"):
+            trace(ggn(problem), method="exact")
     dense = float(dense_hessian(problem).trace())
     found = trace(hessian(problem), tol=0.05)
     assert abs(found.value - dense) <= max(4 * found.stderr, 1e-9 * abs(dense))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lambdahat as lh
@@ -22,7 +23,7 @@ from lambdahat.problem import Problem
 from lambdahat.problem.evaluators import OF_IMAGES, OF_ROWS
 from tests.operators.test_closed_form import agree, flat, problem_of
 from tests.operators.test_piecewise import Net
-from tests.oracles import dense_ggn, dense_hessian
+from tests.oracles import dense_ggn, dense_hessian, dense_second_moment
 
 
 def test_hooks_that_change_a_layer_s_output() -> None:
@@ -31,6 +32,19 @@ def test_hooks_that_change_a_layer_s_output() -> None:
     x, y = torch.randn(9, 4, dtype=torch.float64), torch.randint(3, (9,))
     problem = Problem(model, "cross_entropy", (x, y), batch_size=4)
     agree(problem, dense_ggn(problem))
+
+
+@pytest.mark.parametrize("make", [nn.utils.spectral_norm, nn.utils.weight_norm])
+@pytest.mark.parametrize("which", ["*", "2.*"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_weights_that_old_style_hooks_compute(make: Any, which: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(make(nn.Linear(4, 3)), nn.Tanh(), nn.Linear(3, 3), nn.Tanh())
+    x, y = torch.randn(5, 4).double(), torch.randn(5, 3).double()
+    problem = Problem(model.double(), "mse", (x, y), parameters=which)
+    agree(problem, dense_ggn(problem))
+    found = trace(hessian(problem))
+    assert found.value == pytest.approx(float(hessian(problem).dense().trace()), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["flip", "turn"])
@@ -134,6 +148,21 @@ def test_operations_whose_rule_for_vmap_is_wrong() -> None:
     agree(problem, dense_ggn(problem))
 
 
+def test_first_samples_in_which_a_layer_is_dead() -> None:
+    """They do not show that signals come back wrong when they come together."""
+    stream = torch.Generator().manual_seed(0)
+    places = torch.randn(6, 5, generator=stream).double()
+    x, y = torch.randn(9, 4, generator=stream).double(), torch.arange(9) % 3
+    x[:4] = 0.0
+    model = Net(
+        lambda m, x: m.b(torch.cdist(m.a(x).relu(), places)), a=nn.Linear(4, 5), b=nn.Linear(6, 3)
+    )
+    nn.init.constant_(model.a.bias, -1.0)
+    nn.init.normal_(model.a.weight, generator=stream)
+    problem = Problem(model.double(), "cross_entropy", (x, y))
+    agree(problem, dense_ggn(problem))
+
+
 @pytest.mark.parametrize("make", [hessian, ggn])
 def test_a_model_that_writes_into_its_input(make) -> None:
     """What guards keep of the first samples is not what later passes write into."""
@@ -177,6 +206,25 @@ def test_a_model_that_asserts_its_batch_size() -> None:
         assert found.value == pytest.approx(
             float(dense_hessian(problem).trace()), abs=4 * found.stderr + 1e-9
         )
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", lambda z, y: F.cross_entropy(z, y)])
+def test_gradients_of_a_model_that_asserts_its_batch_size(loss: Any) -> None:
+    def rule(m: Net, x: Tensor) -> Tensor:
+        assert len(x) in m.sizes
+        return m.a(x)
+
+    def make(*sizes: int) -> Problem:
+        def net() -> nn.Module:
+            model = Net(rule, a=nn.Linear(4, 3))
+            model.sizes = sizes
+            return model
+
+        return problem_of(net, (4,), samples=16, batch_size=8, loss=loss)
+
+    found = trace(lh.gradient_covariance(make(8), centred=False))
+    exact = float(dense_second_moment(make(1, 8)).trace())
+    assert found.value == pytest.approx(exact, rel=1e-9)
 
 
 def test_one_class_has_no_curvature():

@@ -547,6 +547,13 @@ PLAIN = {
         nn.Tanh(),
         nn.Linear(3, 3, bias=False),
     ),
+    "sequences in place": lambda: (
+        nn.Flatten(2),
+        nn.Linear(36, 4),
+        nn.SiLU(inplace=True),
+        nn.Linear(4, 3),
+        nn.ReLU(inplace=True),
+    ),
     "one dimension": lambda: (nn.Flatten(2), nn.Conv1d(2, 3, 4, stride=3), nn.Sigmoid()),
 }
 

@@ -63,7 +63,8 @@ class Rounding:
     ones.
 
     By named parameter, or for all rows: ``rows``, the root mean square of √P·Ez, which is the norm
-    of a row of E; ``row_sizes``, that of a row of A; ``lengths``, the numbers of rows.
+    of a row of E, and of Ev at least; ``row_sizes``, the same of A; ``lengths``, the numbers of
+    rows.
     """
 
     dim: int
@@ -263,10 +264,18 @@ def _measure(operator: LinearOperator, comparison: PrecisionComparison) -> Round
         (operator.dim,) if operator.space is None else tuple(map(math.prod, operator.space.shapes))
     )
     root = math.sqrt(operator.dim)
+    # a row is as long as it is along v, which z may all but miss
     rows, sizes = (
-        tuple(root * float(piece.square().mean().sqrt()) for piece in part[:, 0].split(lengths))
-        for part in (error, image)
+        tuple(
+            max(root * float(a.square().mean().sqrt()), float(b.square().mean().sqrt()))
+            for a, b in zip(by_z[:, 0].split(lengths), by_v[:, 0].split(lengths), strict=True)
+        )
+        for by_z, by_v in ((error, error_v), (image, image_v))
     )
+    # A closed form adds up other terms than a product, in another order: neither is known better
+    # than to the last digit, however close this product comes.
+    eps = torch.finfo(operator.dtype).eps
+    rows = tuple(max(row, eps * size) for row, size in zip(rows, sizes, strict=True))
     # One reading can be 0 by chance, so that errors of parameters with few rows are raised to what
     # is usual in this operator: the relative error of all rows, and the rounding of a row of the
     # usual size, for entries that cancel are made of such.
@@ -275,13 +284,17 @@ def _measure(operator: LinearOperator, comparison: PrecisionComparison) -> Round
     )
     if whole > 0:
         relative = math.sqrt(total / whole)
-        usual = torch.finfo(operator.dtype).eps * math.sqrt(whole / sum(lengths))
+        usual = eps * math.sqrt(whole / sum(lengths))
         rows = tuple(
             max(row, relative * size, usual) if n < SPARSE else row
             for row, size, n in zip(rows, sizes, lengths, strict=True)
         )
     random, leading = (
-        RoundedProduct(float(e.norm()), float((x.double() * e).sum().abs()), float(y.norm()))
+        RoundedProduct(
+            max(float(e.norm()), eps * float(y.norm())),
+            float((x.double() * e).sum().abs()),
+            float(y.norm()),
+        )
         for x, y, e in ((z, image, error), (v, image_v, error_v))
     )
     finite = all(map(math.isfinite, (random.error, random.size, leading.error, leading.size)))
@@ -349,8 +362,7 @@ class PrecisionComparison:
                 raise
             except Exception:  # whatever a model raises whose second derivatives are in float32
                 for place, (model, twins) in enumerate(self._twins):
-                    few = twins.own.problem.alone()
-                    moved = _perturb(few, torch.finfo(few.vector.dtype).eps)
+                    moved = _perturb_all(twins.own.problem.alone())
                     self._twins[place] = (model, replace(twins, double=model.like(moved)))
                 doubles = [self._product(block, part, double=True) for part in range(count)]
         share = self._twins[0][1].share
@@ -445,26 +457,36 @@ def _twins_of(model: Curvature, samples: int, weighed: bool = True) -> _Twins:
 
 def _run_in_double(problem: Problem, run: Callable[[Problem], Any], halved: bool = False) -> Any:
     """``run`` of the problem in float64 or, where not all of it runs so, of a perturbed one."""
-    eps = torch.finfo(problem.vector.dtype).eps
     try:
         wide = problem.in_double(halved)
-        return run(_perturb(wide, eps) if _casts(wide) else wide)
+        seen = _dtypes_of(wide)
+        return run(_perturb(wide, seen.eps) if seen.casts else wide)
     except torch.OutOfMemoryError:
         raise
     # whatever a model raises that does not run in float64, or on a device without it
     except Exception:
-        return run(_perturb(problem, eps))
+        return run(_perturb_all(problem))
 
 
-def _casts(problem: Problem) -> bool:
-    """Whether the model or the loss casts to less than float64, by one pass of two samples."""
-    batch = problem.batches.first()
+def _dtypes_of(problem: Problem) -> _Dtypes:
+    """In what the model and the loss compute, by one pass of two samples."""
+    batch, seen = problem.batches.first(), _Dtypes()  # type: ignore[no-untyped-call]
     if type(problem.loss_function) in NAMED.values() and problem.chain(batch) is not None:
-        return False
-    batch = batch if problem.norm == "train" else take(batch, slice(0, 2))
-    with torch.no_grad(), _Casts() as casts:  # type: ignore[no-untyped-call]
-        problem.batch_loss(problem.named(problem.vector), batch)
-    return bool(casts.seen)
+        return seen
+    few = batch if problem.norm == "train" else take(batch, slice(0, 2))
+    with torch.no_grad(), seen:
+        try:
+            problem.batch_loss(problem.named(problem.vector), few)
+        except Exception:  # whatever a model for one batch size only raises
+            problem.batch_loss(problem.named(problem.vector), batch)
+    return seen
+
+
+def _perturb_all(problem: Problem) -> Problem:
+    """The problem with each parameter changed by one rounding of the shortest dtype in use: a part
+    in bfloat16 does not feel the last digit of float32.
+    """
+    return _perturb(problem, max(torch.finfo(problem.vector.dtype).eps, _dtypes_of(problem).eps))
 
 
 def _perturb(problem: Problem, eps: float) -> Problem:
@@ -474,17 +496,23 @@ def _perturb(problem: Problem, eps: float) -> Problem:
     return problem.at(vector * (1 + eps * signs))
 
 
-class _Casts(OperationWatch):
-    """Whether any operation turned numbers of float64 into less."""
+class _Dtypes(OperationWatch):
+    """Whether any operation turned numbers of float64 into less, and the largest ``eps`` of what
+    operations on real numbers give.
+    """
 
-    seen = False
+    casts, eps = False, 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out, wide = func(*args, **(kwargs or {})), torch.float64.itemsize
-        left = [x.dtype for x in tree_leaves(out) if isinstance(x, Tensor)]
-        if any(dtype.is_floating_point and dtype.itemsize < wide for dtype in left):
-            entered = [x.dtype for x in tree_leaves(args) if isinstance(x, Tensor)]
-            self.seen |= torch.float64 in entered
+        out = func(*args, **(kwargs or {}))
+        left, entered = (
+            {x.dtype for x in tree_leaves(of) if isinstance(x, Tensor) and x.is_floating_point()}
+            for of in (out, args)
+        )
+        if entered:
+            self.eps = max([self.eps, *(torch.finfo(dtype).eps for dtype in left)])
+            shorter = any(dtype.itemsize < torch.float64.itemsize for dtype in left)
+            self.casts |= shorter and torch.float64 in entered
         return out
 
 

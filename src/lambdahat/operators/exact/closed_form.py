@@ -133,6 +133,8 @@ class ClosedForm:
             return ""
         if self.few.failed:
             return self.few.failed
+        if not isinstance(self.few.output, Tensor):
+            return validity.not_one_tensor(self.few.output)
         mixed = separate_output(self.few) is None
         return "samples mix in the model" if mixed else "the loss has no factors at this output"
 

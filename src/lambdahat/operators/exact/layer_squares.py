@@ -220,7 +220,8 @@ def _note(
 ) -> None:
     if not left.requires_grad:
         return
-    entered, slope = given.detach(), own["weight"] if isinstance(layer, nn.Linear) else None
+    # none of its own where an old-style hook computes the weight, as spectral_norm's
+    entered, slope = given.detach(), own.get("weight") if isinstance(layer, nn.Linear) else None
     if isinstance(layer, BATCH_NORMS):
         entered, slope = _standardise(layer, own, entered)
     # edges, not tensors: a later in-place operation changes what a tensor is

@@ -259,7 +259,7 @@ def trusted_layers(few: Few) -> Trusted:
     first. With a mix u_i a layer's form gives Σ_i J_iᵀu_i, and with d_i u_i the signal of sample i
     is d_i times what it was. Both come back as factors will, and are compared with what the engine
     gives: together, which leaves out hooks and may be wrong where torch's rules are, or else one
-    after the other.
+    after the other; so too where a layer is dead in these samples, which shows nothing.
     """
     part = few.part
     if part is None:
@@ -301,7 +301,12 @@ def _agreeing(few: Few, part: Part, together: bool) -> set[str]:
     norms = torch._foreach_norm([*torch._foreach_sub(own, slopes), *slopes])
     gaps, sizes = torch.stack(norms).view(2, -1).tolist()  # all read at once
     allowed, rows = linearise.tolerance(few.problem), zip(pairs, gaps, sizes, strict=True)
-    close = {name for name, gap, size in rows if gap <= allowed * size}
+    # where nothing comes back in these samples, nothing is seen of what others would have
+    close = {
+        name
+        for name, gap, size in rows
+        if gap <= allowed * size and (size > 0 or not (together and name.endswith(".")))
+    }
     return {name for name in part.layered if name in close and f"{owner(name)}." in close}
 
 
@@ -364,7 +369,7 @@ def form_of(few: Few) -> ModelForm:
             reason = f"{name or type(layer).__name__} normalises by the statistics of its batch"
             break
     if not reason and not isinstance(output, Tensor):
-        reason = f"the model's output is a {type(output).__name__}, not one tensor"
+        reason = not_one_tensor(output)
     if reason or part is None:
         return no_form(reason)
     form = form_of_graph(problem, leaves, part)
@@ -414,6 +419,11 @@ def form_of_graph(problem: Problem, leaves: Leaves, part: Part) -> ModelForm:
     if bends and parts:  # which write was the smooth one cannot be told
         return no_form("beside smooth activations it writes in place into part of a tensor")
     return ModelForm(curved, "", tuple(bends))
+
+
+def not_one_tensor(output: Any) -> str:
+    """Why an output of several parts has no closed form."""
+    return f"the model's output is a {type(output).__name__}, not one tensor"
 
 
 def no_form(reason: str) -> ModelForm:
