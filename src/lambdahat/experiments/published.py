@@ -73,7 +73,6 @@ PLACES: dict[str, tuple[str, str]] = {
 # hours on a CPU, and docs/reproductions.md names those still to run
 CPU_SCALE = (
     "ngd-digits",
-    "rules-mnist",
     "rules-cifar10",
     "graph-clusters",
     "stable-rates",
