@@ -53,7 +53,10 @@ def _ess(values: Array, method: str) -> float:
     from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
     prob = (0.05, 0.95) if method == "tail" else None
-    return float(array_stats.ess(values, method=method, prob=prob, **AXES))
+    # ArviZ takes values that differ by less than 1e-15 for equal ones
+    spread = float(np.ptp(values))
+    scaled = np.ldexp(values, -math.frexp(spread)[1]) if 0 < spread < math.inf else values
+    return float(array_stats.ess(scaled, method=method, prob=prob, **AXES))
 
 
 def drift(energies: Array) -> Estimate:
