@@ -283,3 +283,29 @@ def test_asymmetric_operators_are_refused(call):
 
 def test_small_operators_give_all_pairs_by_default():
     assert eigenpairs(torch.diag(torch.tensor([3.0, 1.0, 2.0]))).values.tolist() == [3.0, 2.0, 1.0]
+
+
+HIDDEN = {  # values that look like one far from all others, after a few products
+    "under one": (torch.cat([torch.tensor([1e6], dtype=D), torch.linspace(0, 1, 149, dtype=D)]), 1),
+    "under two": (torch.cat([torch.tensor([1e8, 1e4, 1], dtype=D), 1e-3 * uniform(147)]), 3),
+    "near": (torch.cat([1 - torch.tensor([0, 1e-9, 1e-5], dtype=D), 0.5 * uniform(147)]), 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        ("under one", "smallest"),
+        ("under two", "magnitude"),
+        ("near", "largest"),
+        ("near", "magnitude"),
+    ],
+)
+def test_a_mixture_of_eigenvalues_is_not_taken_for_one(name, which):
+    values, k = HIDDEN[name]
+    matrix = with_eigenvalues(values)
+    exact = wanted(torch.linalg.eigvalsh(matrix), which, k)
+    for seed in range(3):
+        pairs = eigenpairs(operator(matrix), k, which, tol=1e-10, seed=seed)
+        assert pairs.status is Status.CONVERGED
+        assert float((pairs.values - exact).abs().max()) < 2e-10 * float(values.max())

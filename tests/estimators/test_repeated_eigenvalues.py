@@ -152,7 +152,7 @@ def test_the_search_costs_few_products_where_nothing_is_repeated(monkeypatch):
 def test_one_eigenvalue_needs_no_search():
     """Copies of a single eigenvalue would change nothing."""
     matrix = lh.operator(with_eigenvalues([5.0, 5.0, *np.linspace(-1, 1, 300)]))
-    assert lh.eigenpairs(matrix, 1).cost <= 8
+    assert lh.eigenpairs(matrix, 1).cost <= 9
     assert lh.spectral_norm(matrix).value == pytest.approx(5.0, rel=1e-3)
 
 

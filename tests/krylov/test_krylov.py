@@ -49,6 +49,21 @@ def test_float32_basis_stays_orthogonal_to_the_rounding_of_float32():
     assert state.noise < 1e-6
 
 
+def test_basis_stays_semi_orthogonal_where_couplings_alternate():
+    """A vector that is left alone at a small coupling has overlaps that the next ones blow up."""
+    count, depth = 120, 100
+    couplings = torch.full((count - 1,), 0.05, dtype=torch.float64)
+    couplings[::2] = 0.5
+    inner = torch.linspace(-0.1, 0.1, count, dtype=torch.float64).diag()
+    inner += couplings.diag(1) + couplings.diag(-1)
+    rng = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(count, count, generator=rng, dtype=torch.float64)).Q
+    matrix = turn @ inner @ turn.T
+    state = lanczos(operator((matrix + matrix.T) / 2), turn[:, 0], depth)
+    gram = state.basis.T @ state.basis
+    assert float((gram - torch.eye(depth)).abs().max()) < 0.1 * 2**-26  # a tenth of √ε
+
+
 def test_invariant_subspace_ends_lanczos_early():
     A = operator(with_eigenvalues([4.0] * 5 + [1.0] * 10 + [-2.0] * 5))
     state = lanczos(A, random_vector(A, 0, "t"), 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -674,3 +675,39 @@ def test_vmap_over_products(make: Any) -> None:
     assert relative(torch.func.vmap(lambda v: operator @ v)(vectors), expected) < 1e-6
     pairs = torch.func.vmap(lambda v: operator @ torch.stack([v, 2 * v], dim=1))(vectors)
     assert relative(pairs[..., 1], 2 * expected) < 1e-6
+
+
+class _Descending(nn.Module):
+    """A network whose input takes a gradient step on an energy first, by ``torch.func``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.energy, self.head = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = torch.func.grad(lambda at: self.energy(torch.tanh(self.inner(at))).sum())(x)
+        return self.head(x - 0.3 * step)
+
+
+class _Hollow(nn.Module):
+    """A network with a layer of width 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+            self.first, self.second = nn.Linear(3, 0), nn.Linear(0, 3)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(x) + self.second(self.first(x)))
+
+
+@pytest.mark.parametrize("model", [_Descending, _Hollow])
+@pytest.mark.parametrize("mode", ["auto", "reverse", "forward"])
+def test_models_with_gradients_inside_and_empty_layers(model: type[nn.Module], mode: str) -> None:
+    rng = generator(0, "inside")
+    x = torch.randn(7, 3, generator=rng, dtype=torch.float64)
+    problem = Problem(model().double(), "mse", (x, x[:, :2] ** 2), batch_size=3)
+    assert relative(hessian(problem, mode=mode).dense(), dense_hessian(problem)) < 1e-10
+    assert relative(ggn(problem).dense(), dense_ggn(problem)) < 1e-10

@@ -275,6 +275,16 @@ MISUSES = {
         "eigenvalues must be finite",
     ),
     "no bulk": (lambda: Multiplicative([]), ValueError, "eigenvalues must be finite, one or more"),
+    "a negative eigenvalue seen": (
+        lambda: Multiplicative([2.0], [100], samples=500).inverse([9.0, -1.0]),
+        ValueError,
+        "observed must be at least 0.*got -1; use Additive",
+    ),
+    "an infinite eigenvalue seen": (
+        lambda: Additive(1.0).inverse(math.inf),
+        ValueError,
+        "observed must be finite",
+    ),
     "a NaN spike": (
         lambda: Additive(1.0).outlier(math.nan),
         ValueError,

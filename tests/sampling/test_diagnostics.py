@@ -44,6 +44,17 @@ def diagnosed(energies: np.ndarray) -> Diagnostics:
 # Mixing
 
 
+def test_the_effective_sample_size_does_not_depend_on_the_unit():
+    """ArviZ takes values that differ by less than 1e-15 for equal ones."""
+    values = autoregressive(0.9)
+    found, tiny = diagnosed(values), diagnosed(2.0**-80 * values)
+    assert (tiny.ess_mean, tiny.ess_bulk, tiny.ess_tail) == (
+        found.ess_mean,
+        found.ess_bulk,
+        found.ess_tail,
+    )
+
+
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
 def test_mixing_is_arviz_own_and_near_what_is_known(rho):
     values = autoregressive(rho)

@@ -374,3 +374,14 @@ def test_a_small_error_of_few_draws_is_not_converged():
     assert cut.status is Status.GRADIENTS_SPENT
     assert whole.status is Status.CONVERGED
     assert abs(whole.value - 100) < 4 * whole.stderr
+
+
+@pytest.mark.parametrize(("exponents", "seed"), [((1, 1), 6), ((1, 1), 9), ((2, 2), 0)])
+def test_error_bars_hold_where_chains_have_not_seen_the_arms(exponents, seed):
+    """The virial as control variate is dropped where the mean distance is not settled."""
+    dtype = torch.float32 if exponents == (1, 1) else torch.float64
+    loss = lambda p: (p["w"][0] ** exponents[0] * p["w"][1] ** exponents[1]) ** 2  # noqa: E731
+    problem = Problem.from_function(loss, {"w": torch.zeros(2, dtype=dtype)}, num_samples=10_000)
+    found = llc(problem, seed=seed)
+    value = exact.crossing_expectation(exponents, found.nbeta, float(found.localization))
+    assert abs(found.value - value) < 3 * found.stderr

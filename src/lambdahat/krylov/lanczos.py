@@ -258,6 +258,7 @@ class CapturedSteps:
 
 BREAKDOWN = 10.0  # β below this many roundings of the spectral scale ends a Krylov space
 FIRST_LOOK = 8  # steps before a run is asked whether it is long enough
+SEMI = 0.1  # of √ε: overlaps up to which vectors are left alone
 FALL = 0.01  # of β in one step: the end of a Krylov space seen through amplified rounding
 
 
@@ -335,8 +336,10 @@ class Krylov:
         elif j > 0:
             w.addcmul_(basis[j - 1], self.beta[j - 1].to(basis.dtype), value=-1)
         beta = torch.zeros(()) if orthogonalise else norm(w)
-        # a β that fell by far leaves a vector of rounding, which the next step would blow up
-        if orthogonalise or float(beta) <= FALL * float(self.beta[j - 1]):
+        # a β that fell by far leaves a vector of rounding, which the next step would blow up, and a
+        # small one after larger ones blows up the overlaps of the last vector that was left alone
+        seen = float(self.drift[j - 1]) / (SEMI * self.rounding**0.5)
+        if orthogonalise or float(beta) <= max(FALL * float(self.beta[j - 1]), seen):
             correction = basis.orthogonalise(w, j + 1)
             alpha, beta = alpha + correction[j], norm(w)
             self.drift[j] = torch.linalg.vector_norm(correction, dtype=torch.float64)
@@ -361,7 +364,7 @@ class Krylov:
         measured = float(self.drift[j] / self.beta[j])
         if float(self.drift[j - 1]) == 0.0:
             measured = (self.rounding * measured) ** 0.5
-        return bool(measured <= 0.1 * self.rounding**0.5)
+        return bool(measured <= SEMI * self.rounding**0.5)
 
     def broke_down(self) -> bool:
         """Look for a vanished β since the last look, and cut the decomposition back to it.

@@ -19,6 +19,8 @@ from lambdahat.operators.base import LinearOperator
 # converges to λ₂ first
 RELIABLE_TOL = 1e-5
 CONFIRMING_STEPS = 8
+# products whose effect on the values their errors must have foretold
+WITNESSED_STEPS = 4
 ROUNDING = 8.0  # the residual that rounding leaves, in roundings of the spectral scale
 MISSED = 1e-3  # probability with which a search may overlook one missing copy of an eigenvalue
 
@@ -149,6 +151,7 @@ def thick_restart_lanczos(
         if not (must or broke):
             continue
         pairs = _Projection.of(state, wanted, k)
+        settled.note(pairs)
         several = copies or broke or state.origin > 0
         if pairs.resolved(tol) and (several or settled.confirms(pairs)):
             if pairs.complete(tol):
@@ -355,23 +358,58 @@ class _Projection:
 
 
 class _Settled:
-    """Whether values that converged to a loose tolerance have stayed for more products."""
+    """Whether values that look converged may be believed.
+
+    Their gaps are those to other Ritz values, which a young Krylov space does not see truly: of a
+    spectrum with one huge eigenvalue, or two near ones, it shows a mixture far from anything else.
+    """
 
     def __init__(self, wanted: Wanted, k: int, tol: float) -> None:
         self._wanted, self._k, self._tol = wanted, k, tol
+        # products, values and their estimated errors at each look
+        self._looks: list[tuple[int, Tensor, Tensor]] = []
         self._values: Tensor | None = None
         self._since = 0
 
+    def note(self, pairs: _Projection) -> None:
+        """Keep a look at the run."""
+        chosen = self._wanted.select(pairs.values, self._k)
+        if len(chosen) == self._k:
+            values = self._wanted.best(pairs.values, self._k)
+            self._looks.append((pairs.state.products, values, pairs.errors[chosen]))
+
     def confirms(self, pairs: _Projection) -> bool:
-        """To be asked whenever the pairs look finished."""
-        whole = pairs.state.size == pairs.state.operator.dim
-        if whole or pairs.accurate(min(self._tol, RELIABLE_TOL)):
+        """To be asked whenever the pairs look finished.
+
+        Residuals within a tight tolerance prove it. Else the errors must have been right about the
+        change of the values in the last four products. With a loose tolerance, or where no search
+        for copies follows that would see what a mixture hides, values must stay for more products.
+        """
+        if pairs.state.size == pairs.state.operator.dim:
+            return True
+        chosen, target = self._wanted.select(pairs.values, self._k), pairs.target(self._tol)
+        loose = self._tol > RELIABLE_TOL
+        if not loose and bool((pairs.couplings[chosen].abs() <= target).all()):
+            return True
+        if not self._foretold(pairs):
+            return False
+        searched = loose or not pairs.limits(self._tol).empty
+        if searched and pairs.accurate(min(self._tol, RELIABLE_TOL)):
             return True
         values, products = self._wanted.best(pairs.values, self._k), pairs.state.products
         off = None if self._values is None else (values - self._values).abs()
-        if off is None or bool((off > pairs.target(self._tol)).any()):
+        if off is None or bool((off > target).any()):
             self._values, self._since = values, products
         return products - self._since >= max(CONFIRMING_STEPS, self._since // 3)
+
+    def _foretold(self, pairs: _Projection) -> bool:
+        """Whether the values have changed by no more than their errors said."""
+        before = [look for look in self._looks if look[0] <= pairs.state.products - WITNESSED_STEPS]
+        if not before:
+            return False
+        _, values, errors = before[-1]
+        moved = (self._wanted.best(pairs.values, self._k) - values).abs()
+        return bool((moved <= errors + pairs.target(self._tol)).all())
 
 
 def value_errors(values: Tensor, residuals: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, as_tree, rows_of, take
 from lambdahat.problem.checkpointing import recomputing
+from lambdahat.problem.memory import LiveBytes
 from lambdahat.problem.space import Space
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -103,11 +104,13 @@ class PlainLayers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch._C._are_functorch_transforms_active():  # which the model uses itself
+            return func(*args, **kwargs)
         if func in SELECT:
             selected = SELECT[func](*args, **kwargs)
             return func(*args, **kwargs) if selected is None else selected
         prepared = PREPARE[func](*args, **kwargs) if func in PREPARE else None
-        if prepared is None:
+        if prepared is None or not (prepared[0].numel() and prepared[1].numel()):
             return func(*args, **kwargs)
         prepared[-1].slot = self._slots.get(id(prepared[1]))
         return _Layer.apply(*prepared, self)  # type: ignore[no-untyped-call]
@@ -743,7 +746,8 @@ def require_graph(tensors: Sequence[Tensor]) -> None:
 def saved_bytes(run: Callable[[], Any], held: Iterable[Tensor] = ()) -> tuple[Any, int]:
     """What ``run`` gives and the bytes its autograd graph saved, each storage once.
 
-    The tensors ``held`` are kept without the graph and do not count.
+    The tensors ``held`` are kept without the graph and do not count. A model that calls
+    ``torch.func`` allows no look at what is saved: then all that it makes counts.
     """
     # held weakly, so that the address of one that was freed is not taken for it again
     seen: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -754,8 +758,15 @@ def saved_bytes(run: Callable[[], Any], held: Iterable[Tensor] = ()) -> tuple[An
         # with its own node it would be a cycle that no collector sees; unpacking puts it back
         return tensor.detach()
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = run()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            result = run()
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        with LiveBytes() as live:
+            result = run()
+        return result, int(live.peak)
     for tensor in held:
         seen.pop(tensor.untyped_storage()._cdata, None)
     return result, sum(size for _, size in seen.values())

@@ -167,6 +167,7 @@ class SpikedModel(ABC):
     def inverse(self, observed: ArrayLike) -> Array:
         """The true eigenvalue of one seen beyond the edges; NaN inside the bulk."""
         values, (lower, upper), (low, high) = np.asarray(observed), self.thresholds, self.edges
+        require(not np.isinf(values).any(), "observed", "be finite", "infinity")
         true = np.full(values.size, math.nan)
         for i, seen in enumerate(values.ravel().astype(np.float64).tolist()):
             ends = (upper, seen) if seen > high else (seen, lower)
@@ -294,6 +295,16 @@ class Multiplicative(SpikedModel):
 
     def _seen(self, at: Array) -> Array:
         return np.asarray(at * (1.0 + self._sum(at, 1)))
+
+    def inverse(self, observed: ArrayLike) -> Array:
+        """The true eigenvalue of one seen beyond the edges; NaN inside the bulk."""
+        values = np.asarray(observed, dtype=np.float64)
+        rounding = 1e-12 * self.edges[1]
+        least = float(values.min(initial=math.inf))
+        expected = "be at least 0, as eigenvalues of a covariance are"
+        cure = "use Additive for an indefinite matrix"
+        require(not least < -rounding, "observed", expected, f"{least:.3g}", cure)
+        return super().inverse(np.maximum(values, 0.0))
 
     def _shrinkage(self, at: Array) -> Array:
         return np.asarray(1.0 / (1.0 + self._sum(at, 1)))

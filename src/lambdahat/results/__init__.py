@@ -485,13 +485,14 @@ class Chains(Result):
 
     ``losses`` are those the chain saw, ``centre_losses`` those of the centre w* on the same
     batches. ``full_losses`` are of the whole data. ``forces`` holds ‖∇U‖², ``virials`` (w − w*)·∇U,
-    ``work`` and ``heat`` (w − w*)·nβ∇L and nβ∇L·∇U, ``recycled_losses`` the means over the
-    trajectories of HMC. ``observables`` are (chains, draws, …), ``averages`` (chains, stretches, …)
-    over as many draws as ``stretches`` says, ``parameters`` (chains, draws, P). All these are there
-    on request. ``burn_in`` counts steps of the kernel, trajectories of HMC: those of a chain
-    between w* and its first draw, a pilot's among them. ``cost`` counts the gradients of all
-    chains, pilots and burn-in included: of batches of ``batch_size`` samples, or of the whole data.
-    ``step_bias`` is what finite, noisy steps add to the mean energy, where it was measured;
+    ``work`` and ``heat`` (w − w*)·nβ∇L and nβ∇L·∇U; of HMC the means over its trajectories:
+    ``recycled_losses``, ``virials`` and ``spreads`` ‖w − w*‖²((w − w*)·∇U − P − 2), whose mean
+    under the posterior is 0. ``observables`` are (chains, draws, …), ``averages`` (chains,
+    stretches, …) over as many draws as ``stretches`` says, ``parameters`` (chains, draws, P). All
+    these are there on request. ``burn_in`` counts steps of the kernel, trajectories of HMC: those
+    of a chain between w* and its first draw, a pilot's among them. ``cost`` counts the gradients of
+    all chains, pilots and burn-in included: of batches of ``batch_size`` samples, or of the whole
+    data. ``step_bias`` is what finite, noisy steps add to the mean energy, where it was measured;
     readings take it off. ``noise`` has the variances over batches, in the mean over the chains'
     places: of nβ(L − L*) ("energy"), the total of nβ∇L ("trace"), and what the last adds to the
     virial ("heat"); "dof" are the degrees of freedom of these variances. Where ``reasons`` has a
@@ -517,6 +518,7 @@ class Chains(Result):
     diagnostics: Diagnostics
     full_losses: Array | None = None
     recycled_losses: Array | None = None
+    spreads: Array | None = None
     forces: Array | None = None
     virials: Array | None = None
     work: Array | None = None

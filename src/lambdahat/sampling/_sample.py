@@ -205,6 +205,7 @@ class Collector:
             diagnostics=diagnostics,
             full_losses=arrays.get("full"),
             recycled_losses=arrays.get("recycled"),
+            spreads=arrays.get("spread"),
             forces=arrays.get("force"),
             virials=arrays.get("virial"),
             work=arrays.get("work"),

@@ -24,8 +24,9 @@ RHAT = 1.05  # above it the chains count as not mixed
 HUGE = 1e30  # energies beyond are on their way to infinity, and their squares need not be finite
 DEGREE_RANGE = (1.0, 8.0)  # to which the estimated degree of the loss around the centre is clipped
 LEAST_RELATIVE_ERROR = 0.002  # of a value from trajectories
-# the virial's z-score and split R̂ up to which it is used as control variate
-CONTROL_LIMITS = 3.0, 1.03
+# the z-scores of the virial and of the spread, and the split R̂, up to which the virial is used as
+# control variate
+CONTROL_LIMITS = 3.0, 1.5, 1.03
 BLOCKS = 4  # of each chain: the errors have one degree of freedom less than there are
 
 
@@ -51,7 +52,10 @@ def _ess(values: Array, method: str) -> float:
     from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
     prob = (0.05, 0.95) if method == "tail" else None
-    return float(array_stats.ess(values, method=method, prob=prob, **AXES))
+    # ArviZ takes values that differ by less than 1e-15 for equal ones
+    spread = float(np.ptp(values))
+    scaled = np.ldexp(values, -math.frexp(spread)[1]) if 0 < spread < math.inf else values
+    return float(array_stats.ess(scaled, method=method, prob=prob, **AXES))
 
 
 def drift(energies: Array) -> Estimate:
@@ -192,22 +196,35 @@ def _from_trajectories(chains: Chains, parameters: int) -> ChainReading:
     assert chains.recycled_losses is not None
     assert chains.virials is not None
     energies = chains.nbeta * (chains.recycled_losses - chains.centre_losses)
-    energies = _subtract_virial(energies, chains.virials - parameters, chains.distances)
+    excess = chains.virials - parameters
+    energies = _subtract_virial(energies, excess, chains.distances, chains.spreads)
     value = float(energies.mean())
     error = math.hypot(blocked_error(energies, grouped=False), LEAST_RELATIVE_ERROR * value)
     raw, change = float(chains.energies.mean()), drift(energies)
     drifting = abs(float(change)) > max(4 * float(change.stderr), 0.1 * abs(value))
-    return ChainReading(value, error, energies.mean(axis=1), raw, drifting=drifting)
+    miss = abs(float(excess.mean()))
+    unsettled = miss > max(0.1 * parameters, 3 * blocked_error(excess))
+    return ChainReading(value, error, energies.mean(axis=1), raw, 0.0, unsettled, drifting)
 
 
-def _subtract_virial(energies: Array, excess: Array, distances: Array) -> Array:
+def _subtract_virial(
+    energies: Array, excess: Array, distances: Array, spreads: Array | None = None
+) -> Array:
     """The energies less their regression on the virial's excess over P, if that has settled: if
     its mean is near 0, and √(1 + variance between half chains over that within) near 1.
+
+    Stein's identity must also hold for the field r²(w − w*), r = ‖w − w*‖, whose divergence is
+    (P + 2)r²: so the ``spreads`` r²(excess − 2) have the mean 0. Chains that have not reached the
+    ends of long arms miss it by far, where the virial alone looks right within the noise of the
+    draws near w*.
     """
-    error, (most, apart) = standard_error(excess), CONTROL_LIMITS
-    if not (error > 0 and abs(float(excess.mean()) / error) < most):
-        return energies
-    for values in (distances**2, excess):
+    squares, (*limits, apart) = distances**2, CONTROL_LIMITS
+    spreads = squares * (excess - 2) if spreads is None else spreads
+    for misses, most in zip((excess, spreads), limits, strict=True):
+        error = standard_error(misses)
+        if not (error > 0 and abs(float(misses.mean()) / error) < most):
+            return energies
+    for values in (squares, excess):
         parts = _halves(values)
         within = float(parts.var(axis=1, ddof=1).mean())
         between = float(parts.mean(axis=1).var(ddof=1))

@@ -107,7 +107,8 @@ def test_the_acceptance_is_that_of_the_energy(forces):
     if forces:
         loss, slope = double_well(places)
         virial = (places * (1.5 * slope + 0.2 * places)).sum(-1)
-        for seen, values in ((info.recycled, loss), (info.virial, virial)):
+        spread = places.square().sum(-1) * (virial - 3 - 2)
+        for seen, values in ((info.recycled, loss), (info.virial, virial), (info.spread, spread)):
             assert torch.allclose(
                 seen, (accepted * values + (1 - accepted) * values[0])[1:].mean(0)
             )
@@ -211,12 +212,15 @@ def test_detailed_balance(kernel, step):
 
 @pytest.mark.parametrize("kernel", [mala(0.8, 2.0), hmc(0.6, 2.0, leapfrog=6)], ids=["mala", "hmc"])
 def test_means_over_trajectories_are_right_and_sharper(kernel):
-    """E[L] and E[w·∇U] = P under the law, with less noise than the loss of the last place."""
+    """E[L], E[w·∇U] = P and E[w²(w·∇U − P − 2)] = 0 under the law, with less noise than the loss
+    of the last place.
+    """
     state = kernel.init(from_law(10 * MANY, 2.0), torch.zeros(1).double())
     _, info = kernel.step(state, double_well, Streams(8, [0]))
     grid, weight = quartic_law(2.0)
     exact = float((weight * (grid**4 / 4 - grid**2 / 2 + 0.3 * grid)).sum())
-    for values, value in ((info.loss, exact), (info.recycled, exact), (info.virial, 1.0)):
+    means = (info.loss, exact), (info.recycled, exact), (info.virial, 1.0), (info.spread, 0.0)
+    for values, value in means:
         assert abs(float(values.mean()) - value) < 4 * float(values.std()) / math.sqrt(len(values))
     assert info.recycled.std() < info.loss.std()
 

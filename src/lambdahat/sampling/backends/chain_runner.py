@@ -29,7 +29,7 @@ LossAndGradient = tuple[Tensor, Tensor]
 Observable = Callable[[Tensor], Tensor | float]
 Readings = dict[str, Tensor]
 TRACES = ("loss", "centre", "distance", "acceptance")
-FORCES, STEPS, TRAJECTORIES = ("force", "virial"), ("work", "heat"), ("recycled",)
+FORCES, STEPS, TRAJECTORIES = ("force", "virial"), ("work", "heat"), ("recycled", "spread")
 
 
 class UnfoldedConvolutions(TorchFunctionMode):
@@ -289,8 +289,8 @@ class Runner:
 
     ``traces`` names what every step reports: loss, loss at the centre on the same batch, distance
     from the centre, acceptance; with forces also ‖S∇U‖² and the virial, and work and heat or, for
-    trajectories, their mean loss. ``chains`` are the numbers of all chains, ``own`` of those in
-    this process; ``batch_size`` is the number of samples of a step.
+    trajectories, their mean loss and spread. ``chains`` are the numbers of all chains, ``own`` of
+    those in this process; ``batch_size`` is the number of samples of a step.
     """
 
     def __init__(
@@ -460,7 +460,8 @@ class Runner:
                 self.state.memory.clear()
         self.gradients_spent += info.gradients
         acceptance = torch.ones_like(info.distance) if info.acceptance is None else info.acceptance
-        forces = info.force_square, info.virial, info.work, info.heat, info.recycled
+        steps, whole = (info.work, info.heat), (info.recycled, info.spread)
+        forces = info.force_square, info.virial, *steps, *whole
         seen = info.loss, centre, info.distance, acceptance, *forces
         return tuple(value for value in seen if value is not None)
 

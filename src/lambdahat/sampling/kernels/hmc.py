@@ -37,10 +37,10 @@ class HMC(Kernel):
     ones refresh the energy, long ones move along flat directions, small steps enter narrow places,
     and no direction's period is met each time (with 1 it can be: that direction then never mixes).
 
-    Where forces are asked for, the loss and the virial are also averaged over each trajectory,
-    every point i with the weight a_i = min(1, exp(H_0 − H_i)) it would be accepted with, and 1 −
-    a_i on the start: each i-step kernel leaves the posterior as it is, so that the mean is right
-    and its noise less (Nishimura and Dunson 2020).
+    Where forces are asked for, the loss, the virial and the spread are also averaged over each
+    trajectory, every point i with the weight a_i = min(1, exp(H_0 − H_i)) it would be accepted
+    with, and 1 − a_i on the start: each i-step kernel leaves the posterior as it is, so that the
+    mean is right and its noise less (Nishimura and Dunson 2020).
     """
 
     leapfrog: int = 10
@@ -67,8 +67,8 @@ class HMC(Kernel):
         momentum = rng.normal_(torch.empty_like(start.position))
         energy = self._energy(start, momentum)
         count, length = self.trajectory(state.steps)
-        now, first = start, start.loss_and_virial() if state.forces else None
-        sums: Any = 0.0  # of loss and virial less their first values, and of the acceptances
+        now, first = start, start.readings() if state.forces else None
+        sums: Any = 0.0  # of the readings less their first values, and of the acceptances
         acceptances: Any = 0.0
         for _ in range(count):
             momentum = momentum.sub(self.scaled_force(now.force), alpha=length / 2)
@@ -79,7 +79,7 @@ class HMC(Kernel):
             fall = (energy - self._energy(now, momentum)).clamp(max=0.0)
             acceptance = torch.exp(fall).nan_to_num(nan=0.0)
             if first is not None:
-                change = (now.loss_and_virial() - first) * acceptance
+                change = (now.readings() - first) * acceptance
                 sums = sums + torch.where(acceptance > 0, change, 0.0)
                 acceptances = acceptances + acceptance
         accepted = rng.uniform(max(energy.numel(), 1), energy.dtype).view_as(energy) < acceptance
@@ -91,8 +91,8 @@ class HMC(Kernel):
         info = Info(state.memory["loss"], distance, acceptance, count + evaluations)
         if first is not None:
             square = self.scaled_force(state.memory["force"]).square().sum(-1)
-            loss, virial = first + sums / count
-            info = info._replace(force_square=square, virial=virial, recycled=loss)
+            loss, virial, spread = first + sums / count
+            info = info._replace(force_square=square, virial=virial, recycled=loss, spread=spread)
             info = info._replace(acceptance=acceptances / count)
         return state, info
 
@@ -128,9 +128,11 @@ class _Point(NamedTuple):
     loss: Tensor
     force: Tensor
 
-    def loss_and_virial(self) -> Tensor:
-        virial = torch.linalg.vecdot(self.away, self.force)
-        return torch.stack([self.loss.double(), virial.double()])
+    def readings(self) -> Tensor:
+        """The loss, the virial and the spread, in float64."""
+        virial = torch.linalg.vecdot(self.away, self.force).double()
+        spread = _squares(self.away) * (virial - self.away.shape[-1] - 2)
+        return torch.stack([self.loss.double(), virial, spread])
 
 
 def _squares(vectors: Tensor, weights: Tensor | float = 1.0) -> Tensor:

@@ -169,8 +169,9 @@ class Info(NamedTuple):
     Kernels that never reject see the point they leave; the others the point they end at.
     ``gradients`` counts the evaluations of the step. Where the state asks for forces, there are
     ‖Sᵀ∇U‖² and the virial (w − w*)·∇U; of them, without the localization, ``work`` (w − w*)·nβ∇L
-    and ``heat`` Sᵀnβ∇L·Sᵀ∇U. Kernels with trajectories give the loss and the virial as means over
-    the whole trajectory instead (``recycled``: the loss).
+    and ``heat`` Sᵀnβ∇L·Sᵀ∇U. Kernels with trajectories give means over the whole trajectory
+    instead: of the loss (``recycled``), of the virial, and of the ``spread``, which is
+    ‖w − w*‖²((w − w*)·∇U − P − 2) and has the mean 0 under the posterior.
     """
 
     loss: Tensor
@@ -182,6 +183,7 @@ class Info(NamedTuple):
     work: Tensor | None = None
     heat: Tensor | None = None
     recycled: Tensor | None = None
+    spread: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,8 @@ def draw_by_trajectories(
                     going = count > 0 and collector.draw(count)
                 chains = collector.chains(reasons)
                 reading = read(chains, problem.num_parameters)
-                spent = chains.diagnostics.rhat > RHAT or not request.is_met(reading)
+                apart = chains.diagnostics.rhat > RHAT or reading.unsettled
+                spent = apart or not request.is_met(reading)
                 if not spent or goal < check or not going:
                     break
             reasons["draws"] = f"{request.goal}, up to {most} gradients a chain"
