@@ -297,6 +297,7 @@ HIDDEN = {  # values that look like one far from all others, after a few product
     [
         ("under one", "smallest"),
         ("under two", "magnitude"),
+        ("under two", "smallest"),
         ("near", "largest"),
         ("near", "magnitude"),
     ],

@@ -291,7 +291,10 @@ class _Projection:
         if len(newest) == 0 or not self.resolved(tol):
             return False
         best = self.state.origin + self.wanted.select(newest, 1)
-        return bool((self.errors[best] <= self.target(tol)).all())
+        # gaps to the first few values of a new start may be those of mixtures; residuals are sure
+        young = self.state.kept <= self.state.origin and len(newest) < CONFIRMING_STEPS
+        sure = self.couplings[best].abs() if young and self.state.origin > 0 else self.errors[best]
+        return bool((sure <= self.target(tol)).all())
 
     def target(self, tol: float) -> float:
         return max(tol * self.scale, self.noise)
