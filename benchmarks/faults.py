@@ -1630,7 +1630,7 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
 
     def rows(place: Path) -> Any:
         found = read_rows(place / "run" / "metrics.jsonl")
-        if not Metrics(place / "run").covers(length):
+        if Metrics(place / "run").length < length:
             raise ValueError(
                 "metrics.jsonl is short: an earlier checkpoint is taken"
             )  # as resuming does

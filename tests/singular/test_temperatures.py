@@ -79,7 +79,7 @@ def test_local_free_energy_is_the_wbic_at_its_temperature():
 
 
 def test_regression_over_temperatures():
-    found = temperature_regression(KNOWN.problem, draws=100, **SETTINGS)
+    found = temperature_regression(KNOWN.problem, draws=200, **SETTINGS)
     assert found.betas == pytest.approx(np.array(FACTORS) / math.log(30))
     wanted = exact_points(found.betas)
     assert math.sqrt(np.mean(((found.losses - wanted) / found.errors) ** 2)) < 2.2

@@ -172,8 +172,7 @@ def test_mass_at_zero_and_outliers_are_counted():
 
 
 def test_few_steps_see_the_same_as_the_first_of_many():
-    scale = lanczos_densities.DensityScale((20,), 40, 2, few=3)
-    *_, one, more = lanczos_densities.cells(scale)
+    *_, one, more = lanczos_densities.cells((20,), known=40, seeds=2, few=3)
     assert more["seeds"] == [2]
     few = lanczos_densities.FEW
     found = next(row for row in lanczos_densities.run(one, "cpu") if row["depth"] == few)
