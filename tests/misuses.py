@@ -325,6 +325,21 @@ DATA: dict[str, Row] = {
 }
 
 LOSSES: dict[str, Row] = {
+    "one-hot targets": (
+        lambda: problem(data=(X, F.one_hot(Y, 3))),
+        ValueError,
+        r"targets must have shape \(10,\).*of one-hot targets take \.argmax\(1\)",
+    ),
+    "targets in a column": (
+        lambda: problem(data=(X, Y[:, None])),
+        ValueError,
+        r"targets must have shape \(10,\).*take \.squeeze\(1\)",
+    ),
+    "data in its place": (
+        lambda: lh.Problem(net(), (X, Y), "cross_entropy"),
+        TypeError,
+        r"loss must be .*got tuple; .*Problem\(model, loss, data\)",
+    ),
     "AttributeError inside": (
         lambda: problem(loss=lambda z, y: z.no_such_thing()),
         AttributeError,
@@ -997,6 +1012,16 @@ OPERATORS: dict[str, Row] = {
 }
 
 ESTIMATORS: dict[str, Row] = {
+    "a folder that is a number": (
+        lambda: lh.measure(MLP, "trace", folder=3),
+        TypeError,
+        "folder must be the name of a folder, got 3",
+    ),
+    "a result without a name": (
+        lambda: lh.Estimate(1.0).save(""),
+        ValueError,
+        "path must be the name of a file, got an empty one",
+    ),
     "a function of tensors": (
         lambda: lh.trace_function(A, torch.log),
         TypeError,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import platform
 import sys
 import time
@@ -70,6 +71,7 @@ def measure(
     settings = MeasureSettings(curvature, depth, probes, top, seed, dict(sampling or {}))
     about = description(problem, settings)
     store = None
+    require_type(folder, str | os.PathLike | None, "folder", "be the name of a folder")
     if folder is not None:
         store = _Folder(
             Path(folder), {**fingerprint(problem, about), "vectors": keep_vectors}, problem.dtype

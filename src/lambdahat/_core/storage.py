@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lambdahat._core.check import describe, require
+from lambdahat._core.check import describe, require, require_type
 
 FORMAT = "lambdahat"
 FORMAT_VERSION = 2  # 1 had no digest
@@ -562,7 +562,9 @@ def require_modest(path: Path) -> None:
 
 
 def _json_path(path: str | Path) -> Path:
+    require_type(path, str | os.PathLike, "path", "be the name of a file")
     path = Path(path)
+    require(bool(path.name), "path", "be the name of a file", "an empty one")
     return path if path.suffix == ".json" else path.with_name(path.name + ".json")
 
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from lambdahat._core.check import describe, message, require, require_choice
 from lambdahat.problem.batches import Batch, copy_with, take
@@ -230,8 +231,12 @@ class CrossEntropy(Loss):
             return (1,)
         fits = ((1, first), (-1, tuple(output.shape[:-1])))
         fitting = tuple(dim for dim, fit in fits if shape == fit)
-        expected = f"have shape {first} for logits {tuple(output.shape)}"
-        require(bool(fitting), "targets", expected, target)
+        expected, cure = f"have shape {first} for logits {tuple(output.shape)}", ""
+        if shape == tuple(output.shape):
+            cure = "of one-hot targets take .argmax(1); .float() makes them probabilities"
+        elif shape in ((*first, 1), (first[0], 1, *first[1:])):
+            cure = f"take .squeeze({1 if shape[1] == 1 else -1})"
+        require(bool(fitting), "targets", expected, target, cure)
         return fitting
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
@@ -644,7 +649,11 @@ def make_loss(loss: Any) -> Loss:
     if isinstance(loss, type):
         name = loss.__name__
         raise TypeError(message("loss", known, f"the class {name}", f"make an instance: {name}()"))
-    require(callable(loss), "loss", known, loss, "", TypeError)
+    swapped = isinstance(loss, tuple | list | Dataset | DataLoader)
+    cure = "the loss comes before the data: Problem(model, loss, data)" if swapped else ""
+    require(
+        callable(loss), "loss", known, type(loss).__name__ if swapped else loss, cure, TypeError
+    )
     for function, module in _FUNCTIONS.items():
         if loss is function:  # a callable need not be hashable
             return make_loss(module())

@@ -414,7 +414,7 @@ class Recipe:
             flat_was, flat_now = ({**each, **each.get("settings", {})} for each in (was, now))
             changed = [k for k in flat_now if flat_was.get(k) != flat_now[k] and k not in APART]
             if changed:
-                news = "; ".join(f"{k} = {flat_was.get(k)}, not {flat_now[k]}" for k in changed)
+                news = "; ".join(f"{k} = {flat_was.get(k)!r}, not {flat_now[k]!r}" for k in changed)
                 raise ValueError(
                     f"folder must hold a run of the same settings, got {folder} with {news}; give"
                     " the same options, or choose another folder"
