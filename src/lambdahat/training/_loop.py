@@ -38,8 +38,15 @@ UNITS = ("epoch", "step")
 SCHEDULED_SETTINGS = ("lr", "momentum", "betas", "average_start")
 LATER_FIELDS = ("contents", "trackers")  # which runs of early versions do not tell
 # the settings that determine the numbers; the others may change from one call to the next
-FINGERPRINT: tuple[str, ...] = ("batch_size", "precision", "accumulate", "clip")
-FINGERPRINT += ("schedule_unit", "curvature_samples", "seed")
+FINGERPRINT = (
+    "batch_size",
+    "precision",
+    "accumulate",
+    "clip",
+    "schedule_unit",
+    "curvature_samples",
+    "seed",
+)
 
 
 class FitSettings(SimpleNamespace):
