@@ -75,7 +75,8 @@ def works(spec: str, changes: dict[str, Any]) -> list[Work]:
 
 
 def _seed(cell: Cell) -> int:
-    return int(min(cell["seeds"]) if "seeds" in cell else cell.get("seed", 0))
+    seeds = cell.get("seeds", cell.get("seed", 0))  # several that run together, or how many do
+    return int(min(seeds) if isinstance(seeds, list) else cell.get("group", seeds))
 
 
 def bundles(given: list[Work]) -> list[list[Work]]:
