@@ -409,6 +409,7 @@ SCALES: dict[str, tuple[EdgeSubject, ...]] = {
         EdgeSubject(*LENET, 8_000, (16, 64, 256, 1024, 4096), 100, 3, 6, reference=256),
     ),
 }
+JUDGED = 1000  # training images on which it is judged whether a trained network is still one
 # optimisers, and where to look for their largest rates for a network that has been trained
 LATE: dict[str, tuple[Callable[..., Optimizer], SearchSection]] = {
     "sgd": (torch.optim.SGD, SearchSection(1e-3, 1e2, points=4, rounds=3)),
@@ -438,7 +439,7 @@ def run_late(cell: Cell, device: str) -> list[Row]:
     training.train(data.problem(model), cell, optimizer)
     if cell["part"] == "rule":
         return _late_rule(model, data, cell)
-    probe = data.training[0][: edges.PROBE], data.training[1][: edges.PROBE]
+    probe = data.training[0][:JUDGED], data.training[1][:JUDGED]
     loss, learnt = training.loss_and_accuracy(model, probe)[0], LEARNT_LOSS * math.log(data.classes)
     start, rows = copy.deepcopy(model.state_dict()), []
 
@@ -590,7 +591,7 @@ ASSUMPTIONS = kit.sentences(f"""
     At paper scale VGG-16 is trained for {PAPER["epochs"]} of 300 epochs at a constant rate, on the
       line of the thesis's rates, and the edges are searched from there.
     There a rate is stable if after {PAPER["steps"]} steps the loss is below {LEARNT_LOSS:g} of a
-      guess's, as in batch-norm-rates.
+      guess's, over {JUDGED:,} images, as in batch-norm-rates.
     From its start VGG-16 lowers the loss at no rate in so few steps. Larger rates than one that
       fails are taken to fail too.
     λ₁ is there that of the first of these networks, over {PAPER["samples"]:,} images, and of
