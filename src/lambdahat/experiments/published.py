@@ -75,7 +75,6 @@ CPU_SCALE = (
     "ngd-digits",
     "rules-cifar10",
     "graph-clusters",
-    "damping",
     "lanczos-opt",
     "lanczos-densities",
     "second-order-curves",

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from lambdahat._core.check import require_choice
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
-from lambdahat.estimators import eigenpairs
+from lambdahat.estimators import eigenpairs, variance
 from lambdahat.experiments import kit
 from lambdahat.experiments.kit import training
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
@@ -36,7 +36,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
     StackedSettings,
 )
 from lambdahat.operators.curvature import hessian
-from lambdahat.randommatrix import batch_eigenpairs
+from lambdahat.randommatrix import batch_eigenpairs, predict
 
 AWAY = 4.0  # times the threshold, where the rate should no longer depend on the batch
 SMALLEST_BATCH = 16  # the batch size from which the thesis speaks
@@ -49,6 +49,7 @@ CHANCE = 0.9  # the error of a network that guesses among ten classes, as one th
 GUESSED = math.log(10)  # its loss
 LEARNT_LOSS = 0.9  # of the first loss, below which a network has learnt
 
+REFERENCE, FAR = 128, 1024  # batch sizes of the thesis's scaled runs
 UNSCALED = "no scaled run of this network is here; batch-norm-rates has some"
 
 NAMES = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "Adam"}
@@ -86,12 +87,16 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
     """
     scaling = edges.scaling_of(rows)
     yield from claims_of(edges.frontiers_of(rows), edges.rules_of(rows), scaling)
-    late = {row["network"] for row in rows.where(part="edge") if "steps" in row and "loss" in row}
-    for network in sorted(late - {runs.network for runs in scaling}):
+    for network in sorted(searched_late(rows) - {runs.network for runs in scaling}):
         for key in ("kept", "better", "further", "link", "later", "Adam"):
             optimizer = NAMES["adam"] if key == "Adam" else "momentum"
-            where = f"{network}, {optimizer}, B = {128 * FACTOR} from 128"
+            where = f"{network}, {optimizer}, B = {FAR} from {REFERENCE}"
             yield CLAIMS(key, kit.UNKNOWN, where=where, network=network, unmet=UNSCALED)
+
+
+def searched_late(rows: Rows) -> set[str]:
+    """The networks whose edges were searched after some training."""
+    return {row["network"] for row in rows.where(part="edge") if "loss" in row}
 
 
 def claims_of(
@@ -410,8 +415,9 @@ SCALES: dict[str, tuple[EdgeSubject, ...]] = {
     ),
 }
 JUDGED = 1000  # training images on which it is judged whether a trained network is still one
-# optimisers, and where to look for their largest rates for a network that has been trained
-LATE: dict[str, tuple[Callable[..., Optimizer], SearchSection]] = {
+# by name an optimiser of parameters and the value that is searched, and where to look for it
+Searched = Mapping[str, tuple[Callable[..., Optimizer], SearchSection]]
+LATE: Searched = {
     "sgd": (torch.optim.SGD, SearchSection(1e-3, 1e2, points=4, rounds=3)),
     "momentum": (
         partial(torch.optim.SGD, momentum=edges.MOMENTUM),
@@ -432,13 +438,18 @@ def late_cells(images: Cell, sizes: Sequence[int], ruled: Sequence[int], seeds: 
     return [*kit.grid(edge, seed=range(seeds)), rule]
 
 
-def run_late(cell: Cell, device: str) -> list[Row]:
-    """A row for each optimiser and batch size, or for each batch of the rule."""
+def run_late(
+    cell: Cell, device: str, searched: Searched = LATE, noise_samples: int = 0
+) -> list[Row]:
+    """A row for each optimiser and batch size, or for each batch of the rule.
+
+    The rule also has the prediction by the variance of the Hessian over ``noise_samples``, if any.
+    """
     model, data = training.model_and_images(cell, device)
     optimizer = torch.optim.SGD(model.parameters(), cell["rate"], edges.MOMENTUM)
     training.train(data.problem(model), cell, optimizer)
     if cell["part"] == "rule":
-        return _late_rule(model, data, cell)
+        return _late_rule(model, data, cell, noise_samples)
     probe = data.training[0][:JUDGED], data.training[1][:JUDGED]
     loss, learnt = training.loss_and_accuracy(model, probe)[0], LEARNT_LOSS * math.log(data.classes)
     start, rows = copy.deepcopy(model.state_dict()), []
@@ -446,7 +457,8 @@ def run_late(cell: Cell, device: str) -> list[Row]:
     def stays(name: str, size: int, rate: float) -> bool:
         """Whether the network is still better than guessing after all steps."""
         model.load_state_dict(start)
-        finite = _take_steps(model, LATE[name][0](model.parameters(), rate), data, cell, size)
+        optimizer = searched[name][0](model.parameters(), rate)
+        finite = _take_steps(model, optimizer, data, cell, size)
         return finite and training.loss_and_accuracy(model, probe)[0] < learnt
 
     def passes(name: str, size: int, rates: Tensor) -> Tensor:
@@ -454,14 +466,14 @@ def run_late(cell: Cell, device: str) -> list[Row]:
         lost = bisect_left(rates[0].tolist(), True, key=lambda rate: not stays(name, size, rate))
         return torch.arange(rates.shape[1])[None] < lost
 
-    for name, (_, section) in LATE.items():
+    for name, (_, section) in searched.items():
         where = {"optimizer": name, "criterion": CRITERIA[0], "resolution": section.resolution}
         for size in cell["batch_sizes"]:
             edge = math.nan
             if loss < learnt:
                 edge = float(edges.largest_passing(partial(passes, name, size), section, seeds=1))
             rows.append({**where, "loss": loss, "batch_size": size, "edge": edge})
-            report("stable rates", len(rows), len(LATE) * len(cell["batch_sizes"]))
+            report("edges of stability", len(rows), len(searched) * len(cell["batch_sizes"]))
     return rows
 
 
@@ -489,17 +501,25 @@ def _take_steps(
     return True
 
 
-def _late_rule(model: nn.Module, data: training.Images, cell: Cell) -> list[Row]:
+def _late_rule(
+    model: nn.Module, data: training.Images, cell: Cell, noise_samples: int
+) -> list[Row]:
     """λ₁ of batches and of the cell's number of samples."""
-    problem = training.curvature_problem(model, data, cell)
-    full = eigenpairs(hessian(problem), 1, tol=edges.TOL, seed=cell["seed"])
-    sizes, settings = tuple(cell["batch_sizes"]), {"seed": cell["seed"], "tol": edges.TOL}
-    shown = [
-        batch_eigenpairs(problem, size, edges.BATCHES, **settings).largest[:, 0] for size in sizes
-    ]
-    measured = torch.stack([torch.as_tensor(values, dtype=torch.float64) for values in shown])
-    where = cell["network"], f"after {cell['epochs']} epochs", problem.num_samples
-    return edges.rule_rows(edges.RateRule(*where, sizes, float(full.values[0]), {}, measured))
+    problem, seed = training.curvature_problem(model, data, cell), cell["seed"]
+    full = eigenpairs(hessian(problem), 1, tol=edges.TOL, seed=seed)
+    sizes, shown = tuple(cell["batch_sizes"]), []
+    for size in sizes:
+        batches = batch_eigenpairs(problem, size, edges.BATCHES, seed=seed, tol=edges.TOL)
+        shown.append(torch.as_tensor(batches.largest[:, 0], dtype=torch.float64))
+    predicted = {}
+    if noise_samples:
+        noise = variance(problem, probes=4, seed=seed, samples=noise_samples).hessian_variance
+        model_of = partial(predict, full, noise, population=problem.num_samples, model="additive")
+        values = [float(model_of(size).largest) for size in sizes]
+        predicted["additive"] = torch.tensor(values, dtype=torch.float64)
+    where = cell["network"], f"after {cell['epochs']} epochs", problem.num_samples, sizes
+    largest = float(full.values[0])
+    return edges.rule_rows(RateRule(*where, largest, predicted, torch.stack(shown)))
 
 
 def rule_of(ground: PreparedSubject, point: str, seed: int) -> RateRule:
