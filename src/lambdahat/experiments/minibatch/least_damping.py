@@ -169,7 +169,7 @@ KFAC_SECTION = SearchSection(1e-2, 1e6, points=5, rounds=3)  # of 1/δ; its runs
 LATE: rates.Searched = {
     "adam": (
         lambda parameters, inverse: torch.optim.Adam(parameters, RATE, eps=1 / inverse),
-        SearchSection(1e-3, 1e2, points=4, rounds=3),
+        SearchSection(1e-2, 1e2, points=4),
     )
 }
 NOISE_SAMPLES = 128  # per probe, for the variance of its Hessian
