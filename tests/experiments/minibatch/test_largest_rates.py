@@ -529,6 +529,9 @@ def test_claims_on_edges_of_a_trained_network_and_on_runs_that_are_not_there():
     assert told["net, Adam, small ε: from B = 16 the largest stable rate grows as √B"] == "holds"
     unscaled = [claim for claim in made if claim.unmet == largest_rates.UNSCALED]
     assert len(unscaled) == 6
+    alone = [claim for claim in EXPERIMENT.claims(Rows(rows).where(part="edge")) if not claim.own]
+    assert {claim.sentence for claim in alone} == {claim.sentence for claim in made}
+    assert sum(claim.unmet == largest_rates.UNRULED for claim in alone) == 4
 
 
 def test_paper_scale_trains_the_paper_s_network():

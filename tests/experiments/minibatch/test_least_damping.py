@@ -323,6 +323,9 @@ def test_claims_on_adam_s_epsilon_of_a_trained_network():
     found = [verdict.verdict for verdict in judge(made)]
     # the slope and Eq. 5.36; then Adam's scaled runs, and KFAC
     assert found == ["holds", "holds"] + ["not testable here"] * 4
+    alone = [claim for claim in EXPERIMENT.claims(Rows(rows).where(part="edge")) if not claim.own]
+    assert {claim.sentence for claim in alone} == {claim.sentence for claim in made}
+    assert len(alone) == len(made) == 6
 
 
 def test_paper_scale_trains_the_paper_s_network():

@@ -50,6 +50,7 @@ GUESSED = math.log(10)  # its loss
 LEARNT_LOSS = 0.9  # of the first loss, below which a network has learnt
 
 REFERENCE, FAR = 128, 1024  # batch sizes of the thesis's scaled runs
+UNRULED = "no eigenvalues of batches are here, and so no threshold"
 UNSCALED = "no scaled run of this network is here; batch-norm-rates has some"
 
 NAMES = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "Adam"}
@@ -83,11 +84,17 @@ CLAIMS = kit.ClaimTexts("""
 def claims(rows: Rows) -> Iterator[kit.Claim]:
     """Every claim, for each network that it is made of; n counts starts.
 
-    Those on scaled runs are not testable for a network of which edges alone were searched.
+    Those on scaled runs are not testable for a network of which edges alone were searched, nor are
+    those on thresholds before the rule is there.
     """
-    scaling = edges.scaling_of(rows)
-    yield from claims_of(edges.frontiers_of(rows), edges.rules_of(rows), scaling)
-    for network in sorted(searched_late(rows) - {runs.network for runs in scaling}):
+    rules, scaling = edges.rules_of(rows), edges.scaling_of(rows)
+    yield from claims_of(edges.frontiers_of(rows), rules, scaling)
+    late = searched_late(rows)
+    for network in sorted(late - {rule.network for rule in rules}):
+        for optimizer, key in product(HELD, ("rising", "constant")):
+            name = f"{network}, {NAMES[optimizer]}"
+            yield CLAIMS(key, kit.UNKNOWN, name=name, unmet=UNRULED)
+    for network in sorted(late - {runs.network for runs in scaling}):
         for key in ("kept", "better", "further", "link", "later", "Adam"):
             optimizer = NAMES["adam"] if key == "Adam" else "momentum"
             where = f"{network}, {optimizer}, B = {FAR} from {REFERENCE}"

@@ -58,8 +58,8 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
     Those on KFAC and on scaled runs are not testable for a network of which Adam's edges alone were
     searched.
     """
-    scaling = edges.scaling_of(rows)
-    yield from claims_of(edges.frontiers_of(rows), edges.rules_of(rows), scaling)
+    rules, scaling = edges.rules_of(rows), edges.scaling_of(rows)
+    yield from claims_of(edges.frontiers_of(rows), rules, scaling)
     for network in sorted(rates.searched_late(rows) - {runs.network for runs in scaling}):
         for optimizer in OPTIMIZERS:
             where = f"{network}, {NAMES[optimizer]}"
@@ -67,8 +67,10 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
             said: dict[str, Any] = {"where": where, "figures": FIGURES[optimizer], **sizes}
             claim: Callable[..., kit.Claim] = partial(CLAIMS, **said)
             if optimizer not in LATE:
-                for key in ("slope", "isotropic"):
-                    yield claim(key, kit.UNKNOWN, unmet="its edges were not searched")
+                yield claim("slope", kit.UNKNOWN, unmet="its edges were not searched")
+            if optimizer not in LATE or network not in {rule.network for rule in rules}:
+                unmet = "no edges of it, or no variance of the Hessian, are here"
+                yield claim("isotropic", kit.UNKNOWN, unmet=unmet)
             yield claim("kept", kit.UNKNOWN, unmet="no scaled run of this network is here")
 
 
