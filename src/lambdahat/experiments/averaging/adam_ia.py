@@ -177,7 +177,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, "VGG-4×16", adam_rate=1e-3, seeds=6),
         "paper": cells(PAPER, "VGG-16", adam_rate=5e-4, seeds=3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100; on a CPU
           CIFAR-10.

@@ -201,7 +201,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, (2, 4, 8, 16, 32), DIMENSIONS[:4], seeds=5),
         "paper": cells(PAPER, (4, 8, 16, 32, 64, 128), DIMENSIONS, seeds=3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         One small network of several widths on CIFAR-10, so that nothing but P differs.
         The thesis sets networks of different kinds and on different data against each other.

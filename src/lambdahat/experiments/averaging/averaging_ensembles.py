@@ -147,7 +147,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2), seeds=5),
         "paper": cells(PAPER, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3), seeds=3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         CIFAR-10 in place of CIFAR-100, which cannot be had here; 30 epochs of the thesis's 100.
         Ensembles of three networks; their number is not printed.

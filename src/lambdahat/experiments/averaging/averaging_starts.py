@@ -167,7 +167,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, ("VGG-4×16-BN", "PreResNet-11"), seeds=5, quick=True),
         "paper": cells(PAPER, ("VGG-16-BN", "PreResNet-110"), seeds=3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100.
         On a CPU 2,000 images of CIFAR-10 at 8 × 8, small networks and AdamW's rate 1e-3.

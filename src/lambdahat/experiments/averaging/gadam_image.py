@@ -290,7 +290,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, ("VGG-4×16-BN", "PreResNet-11"), seeds=3, quick=True),
         "paper": cells(PAPER, ("VGG-16-BN", "PreResNet-110"), 3, lanczos=60, sharp_seeds=3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         At paper scale CIFAR-100, 45,000 images and 34 epochs of the thesis's 300; no ResNeXt-29.
         On a CPU 2,000 images of CIFAR-10 at 8 × 8, and small networks in place of VGG-16 and

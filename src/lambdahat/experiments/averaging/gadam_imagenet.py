@@ -320,7 +320,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, ("VGG-4×16-BN",), seeds=5, more_seeds=2),
         "paper": cells(PAPER, ("PreResNet-20", "WideResNet-16×4")),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         CIFAR-10 and small networks in place of ImageNet, which cannot be had here: its claims are
           not tested.

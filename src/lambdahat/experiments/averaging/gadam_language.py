@@ -277,7 +277,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, (32, 64, 2), seeds=5, adam_rate=1e-2),
         "paper": cells(PAPER, (128, 256, 3), seeds=3, adam_rate=3e-3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Tiny Shakespeare by characters in place of Penn Treebank by words, which cannot be had here.
         Perplexities are therefore per character, and only their order can be compared.

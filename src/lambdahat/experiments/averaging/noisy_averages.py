@@ -139,7 +139,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§§7.5 and 7.5.2, Theorem 19",
     {"smoke": cells(2, 50, 5, (10, 30, 100)), "cpu": cells(5, 200), "paper": cells(20, 500)},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Unit noise, rate 0.5, ρ = 0.9, a start at 10 along every direction: §7.5.2 gives no values.
         The rate of Theorem 19 solves Eq. 7.27 exactly; losses at n = 10,000 and 100,000 are those

@@ -99,7 +99,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": damped_cells(CPU, "WideResNet-10×1", 256, DECOUPLED, seeds=5),
         "paper": damped_cells(PAPER, "VGG-16-BN", 2000, DECOUPLED, seeds=3),
     },
-    *(list, second_order.damped_run, claims, tables, charts),
+    *(second_order.damped_run, claims, tables, charts),
     (
         *second_order.DAMPED_NOTES,
         *kit.sentences("""

@@ -170,7 +170,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": damped_cells(CPU, "MLP-100-100", 1000, PLAIN, seeds=5),
         "paper": damped_cells(PAPER, "VGG-16", 2000, PLAIN, seeds=3),
     },
-    *(list, second_order.damped_run, claims, tables, charts),
+    *(second_order.damped_run, claims, tables, charts),
     (
         *second_order.DAMPED_NOTES,
         *kit.sentences("""

@@ -266,7 +266,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": kit.grid(CPU, seed=range(6)),
         "paper": kit.grid(PAPER, seed=range(6)),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         At paper scale 34 epochs of 300 on 45,000 images, and 512 of them for the curvature.
         On a CPU LeNet-5 and images of MNIST.

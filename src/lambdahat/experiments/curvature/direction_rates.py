@@ -138,7 +138,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": kit.grid(CPU, network=["MLP-100"], samples=[1000], pairs=[40], seed=range(8)),
         "paper": kit.grid(PAPER, network=["VGG-16"], samples=[2000], pairs=[40], seed=range(3)),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Rates are read off an optimiser's own steps, along the Hessian's sharpest eigenvector and
           random directions.

@@ -116,7 +116,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(10),
         "paper": cells(20, (50, 100, 200, 400, 800)),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         σ_ε² is that of the matrix itself, tr(ε²)/P.
         Independent elements meet the conditions; rows of variance 0.1 and 1.9 by turns break

@@ -235,7 +235,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells((225, 2000), known=1000, seeds=20, few=800),
         "paper": cells((225, 10_000), known=1000, seeds=5),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         One start vector, uniform on the sphere, 30 steps; matrices are scaled to a limit law.
         The distance is Wasserstein's, between the eigenvalues and the Ritz values with their

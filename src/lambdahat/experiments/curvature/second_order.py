@@ -275,7 +275,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, (0.01, 0.03, 0.1, 0.3), (1e-3, 3e-3, 1e-2, 3e-2), seeds=5),
         "paper": cells(PAPER, (0.003, 0.01, 0.03), (1e-4, 3e-4, 1e-3), seeds=2),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         20 Lanczos steps on a batch of its own, as large as the gradient's, before every step; no
           momentum.

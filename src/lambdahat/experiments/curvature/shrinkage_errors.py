@@ -134,7 +134,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§6.3.2, Eq. 6.5",
     {"smoke": cells(2, 40), "cpu": cells(5), "paper": cells(20, 400)},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         The multiplicative noise model: sample covariances of Gaussian draws, whose truth is known.
         β is estimated from the draws (Ledoit and Wolf) and shrinks towards the sample's mean

@@ -146,7 +146,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, "WideResNet-10×1", seeds=5),
         "paper": cells(PAPER, "PreResNet-110", seeds=3, rate=0.1),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Eq. 4.3 with its misprints mended; Ritz values below 0 do not count; no factor beside the
           measured rate.

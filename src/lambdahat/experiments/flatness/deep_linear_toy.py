@@ -168,7 +168,7 @@ EXPERIMENT = kit.Experiment(
     kit.FLATNESS,
     "§2",
     {"smoke": cells(5), "cpu": cells(50), "paper": cells(200)},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         L is read as exp(X·w₁w₂w₃): the gradient that the paper prints has the factor X.
         Its Hessian is printed with |X| for X² and without ∂²h; the trace does not miss ∂²h, rank

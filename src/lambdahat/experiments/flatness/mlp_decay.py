@@ -148,7 +148,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, 5),
         "paper": cells(PAPER, 10, ("MLP-10-100", "MLP-100")),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden
           layer of 100 units.

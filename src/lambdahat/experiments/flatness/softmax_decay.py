@@ -222,7 +222,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, [[seed] for seed in range(3)], FEW),
         "paper": cells(PAPER, [[seed] for seed in range(10)], VARIANTS),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         Batches of 128: the paper does not say.
         45,000 training and 5,000 validation images of MNIST's 60,000, drawn by the seed; the

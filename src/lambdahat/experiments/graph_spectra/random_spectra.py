@@ -212,7 +212,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(5000, 5),
         "paper": cells(5000, 10),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Barabási–Albert: a new node brings 5 edges, or 1, which gives the sharp peak of the text; it
           has no number.

@@ -260,7 +260,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(1000, 6),
         "paper": [*cells(1000, 40), *cells(1000, 119, CONDITIONS[1:2])[40:]],
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         The scale of the inputs is not given: they are N(0, 0.2²), and the length scale is chosen
           for the row's κ.

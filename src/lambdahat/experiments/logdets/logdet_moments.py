@@ -244,7 +244,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 5),
         "paper": cells((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 20),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         The Ecology matrix (n = 80,900; a landscape as a grid) cannot be had: a 5-point Laplacian
           stands for it.

@@ -436,7 +436,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§§5.5 and 5.6, Theorem 17, Figures 5.2, 5.4, 5.5 and 5.6 (SGD)",
     {scale: cells(subjects) for scale, subjects in batch_points.SCALES.items()},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 on CIFAR-100, 45,000 training images, 300 epochs, batches of 128, 10 batches;"

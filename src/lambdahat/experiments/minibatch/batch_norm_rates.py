@@ -513,7 +513,7 @@ EXPERIMENT = kit.Experiment(
             *cells(PAPER, "WideResNet-28×10", 5e-4, 0.1, THREE_SIZES),
         ],
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 with and without batch norm and WideResNet-28×10 on CIFAR-100 (45,000 training"

@@ -451,7 +451,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§5.6, Figures 5.5 and 5.6",
     SCALES,
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 on CIFAR-100, 45,000 images, 300 epochs by SGD and KFAC, 10 batches of 128; seeds"

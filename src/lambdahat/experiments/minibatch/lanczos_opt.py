@@ -397,7 +397,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(SCALES["cpu"], seeds=60),
         "paper": cells(SCALES["paper"], seeds=5, together=5),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         Full-batch steps at α = {RATE:g}, 500 at paper scale: the thesis does not say how many.
         1,000 training images of MNIST drawn anew for each seed; pixels in [0, 1].

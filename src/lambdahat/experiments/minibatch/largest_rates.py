@@ -494,7 +494,7 @@ EXPERIMENT = kit.Experiment(
         scale: edges.edge_cells(subjects, list(NAMES), RULE_CELLS, SCALED_OPTIMIZERS)
         for scale, subjects in SCALES.items()
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs, batches of 128"

@@ -309,4 +309,4 @@ def ngd_experiment(
     """An experiment of the paper, its cells given for each scale; ``notes`` follow ASSUMED."""
     about, assumed = (name, title, kit.NGD, part), (*ASSUMED, *notes)
     plots = partial(_beside_plots, charts)
-    return kit.Experiment(*about, scales, list, run, claims, tables, plots, assumed, size, sizes)
+    return kit.Experiment(*about, scales, run, claims, tables, plots, assumed, size, sizes)
