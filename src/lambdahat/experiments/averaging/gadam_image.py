@@ -263,7 +263,7 @@ def network_charts(name: str, rows: Rows) -> Iterator[Chart]:
         ("Accuracy on held-out images", accuracy),
         ("Weight norm", norm),
     ):
-        series = tuple(kit.curve(each, epochs.where(optimizer=each), column) for each in names)
+        series = kit.curves(epochs.by("optimizer", names), column)
         yield Chart(f"{title}, {name}", "epoch", axis, series, source=source, caption=caption)
     readings = [kit.over_seeds(ends.where(optimizer=each), "accuracy") for each in OPTIMIZERS]
     printed = [PRINTED[family(name), each][1] for each in OPTIMIZERS]

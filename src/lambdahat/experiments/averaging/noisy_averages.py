@@ -116,18 +116,17 @@ def tables(rows: Rows) -> Iterator[Table]:
         for name, words in KINDS.items()
         for what in ("variance", "printed", "bias")
     }
-    lines = kit.mean_lines(runs, "steps", *columns, label="{:,}")
     title = f"α = {RATE:g}, ρ = {DECAY:g}, {runs[0]['size']} curvatures from 0.1 to 1"
-    yield kit.table(title, ("steps", *columns.values()), lines)
+    yield kit.means_table(title, "steps", runs.by("steps", "{:,}"), columns)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Loss and variance over the steps, and the rate of Theorem 19."""
     runs = rows.where(kind="simulated")
     for title, what in (("Loss", "loss"), ("Noise", "variance")):
-        kinds = {words: f"{name} {what}" for name, words in KINDS.items()}
-        series = [kit.curve(words, runs, column, "steps") for words, column in kinds.items()]
-        yield Chart(title, "steps", what, tuple(series), x_log=True, y_log=True, source="§7.5")
+        kinds = {f"{name} {what}": words for name, words in KINDS.items()}
+        series = kit.curves(runs, kinds, "steps")
+        yield Chart(title, "steps", what, series, x_log=True, y_log=True, source="§7.5")
     rates = (kit.curve("rate", rows, "matching rate", "steps"),)
     title = "The rate at which the last iterate matches the average"
     yield Chart(title, "steps", "rate", rates, x_log=True, y_log=True, source="Theorem 19")

@@ -109,7 +109,7 @@ def tables(rows: Rows) -> Iterator[Table]:
 def charts(rows: Rows) -> Iterator[Chart]:
     """The ratio over damping and over the power."""
     damped, power = (
-        [kit.curve(name, rows.where(optimizer=name), "ratio", "setting") for name in names]
+        kit.curves(rows.by("optimizer", names), "ratio", "setting")
         for names in (("Adam", "KFAC", "Lanczos"), ("Padam",))
     )
     part, expected = rows.where(optimizer="Lanczos"), []
@@ -121,7 +121,7 @@ def charts(rows: Rows) -> Iterator[Chart]:
     source = "Eq. 6.1, §6.3.1"
     yield Chart("Flat over sharp rate", *axes, series, x_log=True, y_log=True, source=source)
     title = "Flat over sharp rate of Padam"
-    yield Chart(title, "power p", "R_est-curv", tuple(power), y_log=True, source="§6.6")
+    yield Chart(title, "power p", "R_est-curv", power, y_log=True, source="§6.6")
 
 
 # a network trained by Adam; the Hessian is over ``samples`` images

@@ -92,10 +92,8 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Distance over P, and the spectra of the first matrices beside the semicircle."""
-    kinds = rows.groups("noise")
-    series = [kit.curve(kind, part, "distance", "size") for kind, part in kinds]
-    title, look = "Distance from the semicircle", (True, True, "Theorem 13")
-    yield Chart(title, "P", "distance", tuple(series), None, False, *look)
+    title, series = "Distance from the semicircle", kit.curves(rows.by("noise"), "distance", "size")
+    yield Chart(title, "P", "distance", series, x_log=True, y_log=True, source="Theorem 13")
     shown = Rows(row for row in rows if row.get("values"))
     place = np.linspace(-2, 2, 81)
     law = Series("semicircle", short(place), short(Semicircle(1.0).cdf(place)), published=True)

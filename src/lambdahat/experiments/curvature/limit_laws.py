@@ -128,9 +128,9 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Distance over P."""
-    series = [kit.curve(name, part, "distance", "size") for name, part in rows.groups("matrix")]
-    title, look = "Distance from the limit law", (True, True, "Theorems 9 and 10")
-    yield Chart(title, "P", "distance", tuple(series), None, False, *look)
+    series, source = kit.curves(rows.by("matrix"), "distance", "size"), "Theorems 9 and 10"
+    title, axes = "Distance from the limit law", ("P", "distance")
+    yield Chart(title, *axes, series, x_log=True, y_log=True, source=source)
 
 
 EXPERIMENT = kit.Experiment(

@@ -176,12 +176,11 @@ def tables(rows: Rows) -> Iterator[Table]:
         "over printed": "variance over that of Eq. 5.5",
         "distance": "distance from the normal law",
     }
-    lines = kit.mean_lines(rows.where(part=ELEMENTS), "batch", *columns)
     title = f"Elements of ε = H_batch − H_emp, N = {POPULATION:,}"
-    yield kit.table(title, ("B", *columns.values()), lines)
+    yield kit.means_table(title, "B", rows.where(part=ELEMENTS).by("batch"), columns)
     bounds = {"printed": "over √(PL)", "mended": "over √P·L"}
-    lines = kit.mean_lines(rows.where(part=LIPSCHITZ), "length", *bounds, label="{:g}")
-    yield kit.table("The largest |ε_jk|, B = 1", ("length of inputs", *bounds.values()), lines)
+    lengths = rows.where(part=LIPSCHITZ).by("length", "{:g}")
+    yield kit.means_table("The largest |ε_jk|, B = 1", "length of inputs", lengths, bounds)
     part, ends = rows.where(part=OUTLIERS), []
     for spike in SPIKES:
         place = moved(spike) if abs(spike) > 1 else 2.0
@@ -193,9 +192,9 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """The distance from the normal law over B."""
-    series = (kit.curve("elements", rows.where(part=ELEMENTS), "distance", "batch"),)
-    title, look = "Elements of the noise and the normal law", (True, True, "Lemma 12")
-    yield Chart(title, "B", "distance", series, None, False, *look)
+    series = kit.curves({"elements": rows.where(part=ELEMENTS)}, "distance", "batch")
+    title = "Elements of the noise and the normal law"
+    yield Chart(title, "B", "distance", series, x_log=True, y_log=True, source="Lemma 12")
 
 
 EXPERIMENT = kit.Experiment(

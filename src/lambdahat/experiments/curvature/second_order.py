@@ -249,17 +249,15 @@ def charts(rows: Rows) -> Iterator[Chart]:
     part, axes = rows.where(kind="epoch"), ("epoch", "training error, %")
     for name, words in CURVATURES.items():
         chosen = part.where(optimizer="Lanczos", curvature=name)
-        parts = {f"α = {rate:g}": chosen.where(rate=rate) for rate in RATES}
-        series = [kit.curve(label, each, "training error") for label, each in parts.items()]
-        title = f"Lanczos, {words}, δ = 10α"
-        yield Chart(title, *axes, tuple(series), source="Figure 4.2b")
+        series = kit.curves(chosen.by("rate", "α = {:g}"), "training error")
+        yield Chart(f"Lanczos, {words}, δ = 10α", *axes, series, source="Figure 4.2b")
     best = [(f"Lanczos, {words}", "Lanczos", name) for name, words in CURVATURES.items()]
-    series = []
+    parts = {}
     for words, optimizer, name in (*best, ("SGD", "SGD", ""), ("Adam", "Adam", "")):
         label = f"{words}, α = {best_rate(rows, optimizer, name):g}"
-        chosen = _best(rows, optimizer, name).where(kind="epoch")
-        series.append(kit.curve(label, chosen, "training error"))
-    yield Chart("The best of each", *axes, tuple(series), source="Figure 4.2b")
+        parts[label] = _best(rows, optimizer, name).where(kind="epoch")
+    series = kit.curves(parts, "training error")
+    yield Chart("The best of each", *axes, series, source="Figure 4.2b")
 
 
 SMOKE = kit.setting("digits", 100, 100, epochs=2, batch=50, side=0, network="MLP-8", pairs=5)

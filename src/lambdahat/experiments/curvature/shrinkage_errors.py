@@ -124,8 +124,8 @@ def charts(rows: Rows) -> Iterator[Chart]:
     """Errors over P/N."""
     axes = "P/N", "‖·‖ of the error"
     for name, part in rows.groups("spectrum"):
-        series = [kit.curve(words, part, column, "ratio") for column, words in ESTIMATORS.items()]
-        yield Chart(f"Error, {name}", *axes, tuple(series), y_log=True, source="§6.3.2")
+        series = kit.curves(part, ESTIMATORS, "ratio")
+        yield Chart(f"Error, {name}", *axes, series, y_log=True, source="§6.3.2")
 
 
 EXPERIMENT = kit.Experiment(

@@ -331,16 +331,13 @@ def gadam_tables(rows: Rows) -> Iterator[Table]:
 
 def gadam_charts(rows: Rows) -> Iterator[Chart]:
     """Accuracy over epochs, sharpness in both modes, and the spectra of the first seed."""
-    halves = {name: rows.where(optimizer=name) for name in OPTIMIZERS}
-    curves = (kit.curve(name, half.where(mode=""), "accuracy") for name, half in halves.items())
+    halves = rows.by("optimizer", OPTIMIZERS).items()
+    curves = kit.curves(rows.where(mode="").by("optimizer", OPTIMIZERS), "accuracy")
     title = "Validation accuracy of the iterates"
-    yield Chart(title, "epoch", NAMES["accuracy"], tuple(curves), source="Figure 8c")
+    yield Chart(title, "epoch", NAMES["accuracy"], curves, source="Figure 8c")
     modes = {"train": "Figures 8 and 9", "eval": "Figure 10"}
     for column in SHARPNESS:
-        series = [
-            kit.points(name, {mode: half.where(mode=mode) for mode in modes}, column)
-            for name, half in halves.items()
-        ]
+        series = [kit.points(name, half.by("mode", [*modes]), column) for name, half in halves]
         yield _sharpness_chart(column, "mode of the batch norm", series, "Figures 8–10")
     for mode, source in modes.items():
         first = rows.where(mode=mode, seed=0)

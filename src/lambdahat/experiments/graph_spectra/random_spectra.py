@@ -191,7 +191,7 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
         series = (bars, *_fits(part.where(seed=0)))
         yield kit.Chart(*labels, series, source=source, caption=caption)
         fits = Rows(row for row in part if row["moments"] > 0)
-        off = tuple(kit.curve(f"{bins} bins", fits, f"off {bins}", "moments") for bins in BINS)
+        off = kit.curves(fits, {f"off {bins}": f"{bins} bins" for bins in BINS}, "moments")
         labels = (f"Distance from the histogram: {name}", "moments", "total variation")
         yield kit.Chart(*labels, off, y_log=True, source=source)
 

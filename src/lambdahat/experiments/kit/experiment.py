@@ -360,6 +360,11 @@ def subject(rows: Rows) -> str:
     return f"{row['network']}, {row['training']:,} images of {SETS[row['data']]}"
 
 
+def network_title(rows: Rows) -> str:
+    """The network, its size and its data, as the title of a table."""
+    return "{network}, {parameters:,} parameters, {data}".format(**rows[0])
+
+
 def saturation_reason(*parts: Rows) -> str:
     """Why training errors cannot be compared: all runs of all parts have none; or ""."""
     errors = [value for rows in parts for value in rows.values("training error")]

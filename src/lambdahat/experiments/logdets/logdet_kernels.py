@@ -233,10 +233,8 @@ def _spread(rows: Rows) -> str:
 
 def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Errors over κ: those of the table, and ours."""
-    curves = {
-        method: kit.curve(method, rows.where(method=method), "error", "condition")
-        for method in METHODS
-    }
+    every = kit.curves(rows.by("method", METHODS), "error", "condition")
+    curves = dict(zip(METHODS, every, strict=True))
     series = []
     for method in (MEME, CHEBYSHEV, LANCZOS):
         printed = {condition: errors[method] for condition, *_, errors in _printed_rows(rows)}

@@ -131,8 +131,7 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """The squared noise to signal over P."""
-    kinds = rows.where(law=NORMAL).groups("matrix")
-    series = tuple(kit.curve(name, part, "noise", "size") for name, part in kinds)
+    series = kit.curves(rows.where(law=NORMAL).by("matrix"), "noise", "size")
     title, axes = "Noise of a trace by one normal vector", ("P", "Var[uᵀHu]/(Tr H)²")
     yield Chart(title, *axes, series, x_log=True, y_log=True, source="Eq. 2.34")
 

@@ -267,7 +267,7 @@ def epoch_line(rows: Rows, columns: Sequence[str]) -> tuple[str, ...]:
 
 def curves(rows: Rows, x: str, column: str) -> tuple[Series, ...]:
     """The means of SGD and of NGD over seeds, over a column."""
-    return tuple(kit.curve(name, part, column, x) for name, part in by_optimizer(rows).items())
+    return kit.curves(by_optimizer(rows), column, x)
 
 
 def over_epochs(title: str, rows: Rows, column: str, words: str, source: str) -> Chart:

@@ -220,10 +220,8 @@ def charts(rows: Rows) -> Iterator[Chart]:
         split, way = part.where(branch="split"), part.where(at="on the way")
         branches = [name for name in part.distinct("branch") if name not in ("before", "split")]
         for column in ("llc_batch", "llc", "update_norm", "validation_loss"):
-            series = tuple(
-                kit.curve(branch, Rows([*split, *way.where(branch=branch)]), column)
-                for branch in branches
-            )
+            parts = {name: Rows([*split, *way.where(branch=name)]) for name in branches}
+            series = kit.curves(parts, column)
             title = f"{ngd.TITLES[column]} after the split, {figure}"
             axes = "epoch after the split", names[column]
             yield Chart(title, *axes, series, source=figure)
