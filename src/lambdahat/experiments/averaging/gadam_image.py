@@ -222,16 +222,13 @@ def tables(rows: Rows) -> Iterator[Table]:
         for optimizer in OPTIMIZERS:
             printed = (f"{value:.2f}" for value in PRINTED[family(name), optimizer])
             lines.append((optimizer, *kit.means(part.where(optimizer=optimizer), *shown), *printed))
-        title = f"{name}, {part[0]['parameters']:,} parameters, {part[0]['data']}"
-        yield kit.table(title, header, lines)
-    lines = []
-    for network in sharp.distinct("network"):
-        for mode in MODES:
-            for name in SHARP:
-                part = sharp.where(network=network, mode=mode, optimizer=name)
-                lines.append((network, mode, name, *kit.means(part, *COLUMNS)))
-    header = " | ".join(("network | batch norm | optimiser", *COLUMNS.values()))
-    yield kit.table("Solutions and their Hessian", header, lines)
+        yield kit.table(kit.network_title(part), header, lines)
+    parts = {
+        (network, mode, name): sharp.where(network=network, mode=mode, optimizer=name)
+        for network, mode, name in product(sharp.distinct("network"), MODES, SHARP)
+    }
+    first = "network | batch norm | optimiser"
+    yield kit.means_table("Solutions and their Hessian", first, parts, COLUMNS)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

@@ -6,7 +6,7 @@ Also the training runs over dampings that ``adaptive_damping`` and ``adaptive_ba
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -138,6 +138,16 @@ def at(rows: Rows, key: Key, kind: str = "end") -> Rows:
 def keys(rows: Rows, count: int) -> list[Key]:
     """The settings by the first ``count`` parts of SETTING, in the order of the grid."""
     return list(dict.fromkeys(tuple(row[name] for name in SETTING[:count]) for row in rows))
+
+
+def error_charts(
+    rows: Rows, count: int, label: Callable[[Key], str], title: str, source: str
+) -> Iterator[Chart]:
+    """Training and validation error over epochs, a curve for each setting of ``keys``."""
+    for column, words in (("training error", "Training error"), ("error", "Validation error")):
+        parts = {label(key): at(rows, key, "epoch") for key in keys(rows, count)}
+        series = kit.curves(parts, column)
+        yield Chart(f"{words}{title}", "epoch", f"{column}, %", series, source=source)
 
 
 def setting_line(rows: Rows, key: Key) -> tuple[str, ...]:

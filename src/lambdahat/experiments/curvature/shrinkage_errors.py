@@ -17,12 +17,13 @@ WISHART, TWO, SPIKED = "inverse Wishart", "two levels", "spiked"
 SPECTRA = (WISHART, TWO, SPIKED)
 DAMPINGS = np.logspace(-4, 2, 61)
 EXACT, CLOSE = 1e-9, math.log10(1.05)
-COLUMNS = ("sample", "linear", "oracle", "weight", "step", "damped step", "damping")
 ESTIMATORS = {
     "sample": "the sample's",
     "linear": "linear shrinkage",
     "oracle": "the best eigenvalues",
 }
+COLUMNS = {**ESTIMATORS, "weight": "β", "step": "Newton step"}
+COLUMNS |= {"damped step": "damped", "damping": "damping"}
 
 
 def cells(seeds: int, size: int = 200) -> list[Cell]:
@@ -114,10 +115,9 @@ def claims(rows: Rows) -> Iterator[Claim]:
 def tables(rows: Rows) -> Iterator[Table]:
     """Errors, weights and steps."""
     groups = rows.groups("spectrum", "ratio")
-    lines = tuple((name, f"{q:g}", *kit.means(part, *COLUMNS)) for (name, q), part in groups)
-    header = ("spectrum", "P/N", *ESTIMATORS.values(), "β", "Newton step", "damped", "damping")
+    parts = {(name, f"{ratio:g}"): part for (name, ratio), part in groups}
     title = f"Errors in Frobenius norm, P = {rows[0]['size']}; of steps relative"
-    yield kit.table(title, header, lines)
+    yield kit.means_table(title, "spectrum | P/N", parts, COLUMNS)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:

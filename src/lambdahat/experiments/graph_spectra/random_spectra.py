@@ -157,15 +157,12 @@ def tables(rows: Rows) -> Iterator[kit.Table]:
     """Divergences of the semicircle, and how far random graphs' densities are off."""
     lines = [(row["moments"], f"{row['kl']:.3g}") for row in rows.where(graph=SEMICIRCLE)]
     yield kit.table("KL(semicircle‖p), exact moments", "moments | divergence", lines)
-    columns = (*(f"off {bins}" for bins in BINS), "outside")
-    off = [f"off in total variation, {bins} bins" for bins in BINS]
-    header = ("moments", *off, "mass outside of the spectrum")
+    columns = {f"off {bins}": f"off in total variation, {bins} bins" for bins in BINS}
+    columns |= {"outside": "mass outside of the spectrum"}
     for name in MODELS:
         part = rows.where(graph=name)
-        lines = [
-            (order, *kit.means(part.where(moments=order), *columns)) for order in part[0]["orders"]
-        ]
-        yield kit.table(f"{name}, n = {part[0]['nodes']:,}", header, lines)
+        parts = part.by("moments", part[0]["orders"])
+        yield kit.means_table(f"{name}, n = {part[0]['nodes']:,}", "moments", parts, columns)
 
 
 def charts(rows: Rows) -> Iterator[kit.Chart]:

@@ -238,12 +238,13 @@ def survival(groups: Mapping[str, Rows], claims: Sequence[Claim]) -> Table:
 def points_table(rows: Rows, title: str, name: Callable[[Row], str] = group_of) -> Table:
     """The means over seeds of what was measured, by group, place and optimiser."""
     columns = ("loss", "validation_loss", "llc_batch", "llc", "trace", "wbic")
-    lines = []
-    for group, part in by_group(rows, name).items():
-        for at in part.distinct("at"):
-            for optimizer, here in part.where(at=at).groups("optimizer"):
-                lines.append((group, at, optimizer.upper(), *kit.means(here, *columns)))
-    return kit.table(title, ("run", "where", "by", *(HEADINGS[name] for name in columns)), lines)
+    parts = {
+        (group, at, optimizer.upper()): here
+        for group, part in by_group(rows, name).items()
+        for at in part.distinct("at")
+        for optimizer, here in part.where(at=at).groups("optimizer")
+    }
+    return kit.means_table(title, "run | where | by", parts, {c: HEADINGS[c] for c in columns})
 
 
 def status_table(rows: Rows) -> Table:

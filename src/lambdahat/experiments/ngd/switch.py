@@ -199,16 +199,16 @@ def _end_of(rows: Rows) -> Rows:
 def tables(rows: Rows) -> Iterator[Table]:
     """The split and the end of every branch, and the statuses of λ̂."""
     columns = ("loss", "validation_loss", "llc_batch", "llc", "trace", "update_norm")
-    lines = []
+    parts = {}
     groups = ngd.by_group(rows, lambda row: f"{row['figure']}: {ngd.group_of(row)}")
     for figure, group in groups.items():
         for branch, part in group.groups("branch"):
-            end = _end_of(part.where(at=["before", "split", "on the way"]))
-            for at, here in (("end", end), ("equal loss", part.where(at="equal loss"))):
-                if len(here):
-                    lines.append((figure, branch, at, *kit.means(here, *columns)))
-    header = ("figure", "branch", "where", *(ngd.HEADINGS[column] for column in columns))
-    yield kit.table("From SGD to NGD, mean ± standard error over seeds", header, lines)
+            parts[figure, branch, "end"] = _end_of(part.where(at=["before", "split", "on the way"]))
+            parts[figure, branch, "equal loss"] = part.where(at="equal loss")
+    there = {place: part for place, part in parts.items() if len(part)}
+    title = "From SGD to NGD, mean ± standard error over seeds"
+    named = {column: ngd.HEADINGS[column] for column in columns}
+    yield kit.means_table(title, "figure | branch | where", there, named)
     yield ngd.status_table(rows)
 
 
