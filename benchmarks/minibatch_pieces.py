@@ -212,12 +212,12 @@ def measure_networks(
     """
     subjects = SCALES[scale]
     for name in networks or ():
-        require_choice(name, "networks", [subject.network for subject in subjects])
+        require_choice(name, "networks", [subject["network"] for subject in subjects])
     points: list[CurvaturePoint] = []
     for subject in (
-        subject for subject in subjects if networks is None or subject.network in networks
+        subject for subject in subjects if networks is None or subject["network"] in networks
     ):
-        split = data.get(subject.data) or load_split(subject.data)
+        split = data.get(subject["data"]) or load_split(subject["data"])
         for epoch, problem in training_stops(subject, split, seed, device):
             points += measure_point(subject, epoch, problem, seed)
             keep(BatchEigenvaluesResult("batch-eigenvalues", scale, tuple(points), (), (), seed))
