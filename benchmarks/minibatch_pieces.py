@@ -179,13 +179,13 @@ def run_lanczos_opt(scale: str, seed: int, split: Split | None, device: str) -> 
     """The grid of dampings δ and factors η, and gradient descent; all seeds together."""
     setting = lanczos_opt.SCALES[scale]
     steps, found = lanczos_opt.train_runs(setting, seed, split, device)
-    grid = (len(setting.dampings), len(lanczos_opt.ETAS))
+    grid = (len(setting["dampings"]), len(lanczos_opt.ETAS))
     measures = {name: values[..., :-1].unflatten(2, grid) for name, values in found.items()}
     descent = {name: values[..., -1] for name, values in found.items()}
     return with_verdicts(
         LanczosResult(
             "lanczos-opt",
-            setting.dampings,
+            setting["dampings"],
             lanczos_opt.ETAS,
             steps,
             measures,

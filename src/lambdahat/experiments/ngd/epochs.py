@@ -145,17 +145,11 @@ def digits_charts(rows: Rows) -> Iterator[Chart]:
         yield kit.spectra(title, part, "epoch {epoch:.3g}", "", caption)
 
 
-_DIGITS = runs.NgdSetting(
-    *("digits", 1400, 350, 40, 0.1),
-    batch=64,
-    draws=None,
-    burn_in=None,
-    tol=0.1,
-    max_gradients=6000,
-    mode="batched",
-)
-_FEW = replace(runs.TINY, held_out=350, epochs=4, rate=0.1, batch=64, draws=8, burn_in=8)
-_LONG = replace(_DIGITS, epochs=100, tol=0.05, max_gradients=10_000)
+_DIGITS = runs.ngd_setting("digits", 1400, 350, 40, rate=0.1, batch=64, draws=None, burn_in=None)
+_DIGITS |= {"tol": 0.1, "max_gradients": 6000, "mode": "batched"}
+_FEW = runs.TINY | {"held_out": 350, "epochs": 4, "rate": 0.1, "batch": 64}
+_FEW |= {"draws": 8, "burn_in": 8}
+_LONG = _DIGITS | {"epochs": 100, "tol": 0.05, "max_gradients": 10_000}
 _NET = ("ffnn", 1, 32)
 _MINIATURE = (
     "8 × 8 digits in place of MNIST, one hidden layer of 32, rate 0.1 and batches of 64: a"

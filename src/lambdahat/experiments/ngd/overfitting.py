@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Size, Table
@@ -120,8 +119,8 @@ def charts(rows: Rows) -> Iterator[Chart]:
         yield Chart(title, axis, words, tuple(series), source=source)
 
 
-_FEW = replace(runs.SMALL, data="fashion-mnist", training=1024, epochs=400)
-_LONG = replace(runs.WHOLE, data="fashion-mnist", epochs=144)
+_FEW = runs.SMALL | {"data": "fashion-mnist", "training": 1024, "epochs": 400}
+_LONG = runs.WHOLE | {"data": "fashion-mnist", "epochs": 144}
 
 _OVERFITTING_NOTES = kit.sentences(f"""
     Which network Figures 7 and 8 show, and for how many epochs, the text does not say.
@@ -136,9 +135,9 @@ _OVERFITTING_NOTES = kit.sentences(f"""
 """)
 
 
-def _cells(setting: runs.NgdSetting, net: runs.Net, points: int, seeds: int) -> list[Cell]:
+def _cells(setting: Cell, net: runs.Net, points: int, seeds: int) -> list[Cell]:
     """Few images for long, so that the validation loss rises again; a cell for each seed."""
-    return runs.run_cells(setting, [setting.data], [net], seeds, points=points)
+    return runs.run_cells(setting, [setting["data"]], [net], seeds, points=points)
 
 
 OVERFITTING = ngd.ngd_experiment(
@@ -146,7 +145,7 @@ OVERFITTING = ngd.ngd_experiment(
     "λ̂, Tr H and WBIC grow while a network overfits",
     "Figures 7 and 8",
     {
-        "smoke": _cells(replace(runs.TINY, training=100, epochs=20), ("ffnn", 1, 8), 2, 1),
+        "smoke": _cells(runs.TINY | {"training": 100, "epochs": 20}, ("ffnn", 1, 8), 2, 1),
         "cpu": _cells(_FEW, ("ffnn", 1, 64), 8, 4),
         "paper": _cells(_LONG, ("ffnn", 2, 256), 12, 5),
     },

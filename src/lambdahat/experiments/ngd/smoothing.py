@@ -92,14 +92,10 @@ def charts(rows: Rows) -> Iterator[Chart]:
 
 
 def _cells(
-    setting: runs.NgdSetting,
-    net: runs.Net,
-    alphas: tuple[float, ...],
-    epsilons: tuple[float, ...],
-    seeds: int,
+    setting: Cell, net: runs.Net, alphas: tuple[float, ...], epsilons: tuple[float, ...], seeds: int
 ) -> list[Cell]:
     """Sweep × seed; the runs of a cell share their SGD and are compared at one loss."""
-    base = runs.run_cells(setting, [setting.data], [net], seeds)
+    base = runs.run_cells(setting, [setting["data"]], [net], seeds)
     values = zip(SWEEPS, (alphas, epsilons), strict=True)
     return [{**cell, "sweep": name, "values": [*each]} for name, each in values for cell in base]
 

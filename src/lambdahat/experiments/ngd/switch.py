@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -228,19 +227,14 @@ def charts(rows: Rows) -> Iterator[Chart]:
 
 
 def _cells(
-    setting: runs.NgdSetting,
-    data: dict[str, str],
-    net: runs.Net,
-    slow: float,
-    seeds: int,
-    **more: Any,
+    setting: Cell, data: dict[str, str], net: runs.Net, slow: float, seeds: int, **more: Any
 ) -> list[Cell]:
     """Figure × seed; the branches of a split are one cell. SGD comes to the split at ``slow``
     (Figures 5 and 6) or at the setting's rate (Figure 4).
     """
     cells = []
     for figure, name in data.items():
-        chosen = replace(setting, rate=slow) if figure == "5 and 6" else setting
+        chosen = setting | {"rate": slow} if figure == "5 and 6" else setting
         cells += runs.run_cells(chosen, [name], [net], seeds, figure=figure, **more)
     return cells
 
@@ -252,8 +246,8 @@ _LOG_RATIOS = (
 _SHALLOW, _SMALL_NET, _NET = ("ffnn", 1, 8), ("ffnn", 2, 64), ("ffnn", 2, 256)
 _BOTH = {"4": "fashion-mnist", "5 and 6": "mnist"}
 _TINY_BOTH = {"4": "digits", "5 and 6": "digits"}
-_SHORT, _SHORTER = replace(runs.WHOLE, epochs=30), replace(runs.WHOLE, epochs=20)
-_FEW_DRAWS = replace(runs.SMALL, draws=100, burn_in=100)
+_SHORT, _SHORTER = runs.WHOLE | {"epochs": 30}, runs.WHOLE | {"epochs": 20}
+_FEW_DRAWS = runs.SMALL | {"draws": 100, "burn_in": 100}
 
 _SWITCH_NOTES = kit.sentences(f"""
     Figures 5 and 6 at cpu scale split from SGD at 5·10⁻⁴ in place of 10⁻⁴.
@@ -299,13 +293,7 @@ _SWITCH_LATE_NOTES = kit.sentences(f"""
 
 
 def _late_cells(
-    setting: runs.NgdSetting,
-    data: str,
-    net: runs.Net,
-    slow: float,
-    seeds: int,
-    before: int,
-    approach: int,
+    setting: Cell, data: str, net: runs.Net, slow: float, seeds: int, before: int, approach: int
 ) -> list[Cell]:
     """``approach`` epochs of SGD at 0.01, then ``before`` at ``slow``, then the branches."""
     more = {"before": before, "points": 2, "quick": 0.01, "approach": approach}
