@@ -11,7 +11,6 @@ import torch
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import eigenpairs, spectrum
 from lambdahat.experiments import kit
-from lambdahat.experiments.curvature import curvature_suite
 from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table, short, training
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import hessian
@@ -196,8 +195,13 @@ def charts(rows: Rows) -> Iterator[Chart]:
     yield Chart(title, "eigenvector, sharpest first", "share", (shares,), source="Theorem 17")
 
 
-SMOKE = curvature_suite.SMOKE | {"epochs": 6, "samples": 300, "depth": 40}
-PAPER = curvature_suite.PAPER | {"depth": 80}
+# the Hessian is over ``samples`` images, by ``depth`` Lanczos steps
+SMOKE = kit.image_setting("digits", 400, 300, epochs=6, batch=32, samples=300, depth=40)
+CPU = kit.image_setting("mnist", 4000, 2000, epochs=6, samples=1000, depth=60)
+PAPER = kit.image_setting("cifar100", 45_000, 5_000, epochs=34, samples=512, depth=80)
+SMOKE |= {"network": "MLP-16", "rate": 0.03, "precision": "float32"}
+CPU |= {"network": "LeNet-5", "rate": 0.03, "precision": "float32"}
+PAPER |= {"network": "VGG-16", "rate": 0.05, "precision": "bfloat16", "augmented": True}
 EXPERIMENT = kit.Experiment(
     "bulk-outliers",
     "Bulk and outliers of a spiked matrix and of a trained network",
@@ -205,7 +209,7 @@ EXPERIMENT = kit.Experiment(
     "§6.2, Figure 6.1",
     {
         "smoke": cells(SMOKE, seeds=3, size=200, matrices=4),
-        "cpu": cells(curvature_suite.CPU, seeds=5, size=1000, matrices=20),
+        "cpu": cells(CPU, seeds=5, size=1000, matrices=20),
         "paper": cells(PAPER, seeds=6, size=2000, matrices=50),
     },
     *(run, claims, tables, charts),
