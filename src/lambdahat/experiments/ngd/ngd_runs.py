@@ -138,12 +138,10 @@ WHOLE = ngd_setting(
 )
 
 
-def run_cells(
-    setting: Cell, data: Sequence[str], networks: Sequence[Net], seeds: int, **more: Any
-) -> list[Cell]:
-    """A cell for every data set, network and seed."""
+def run_cells(setting: Cell, networks: Sequence[Net], seeds: int, **more: Any) -> list[Cell]:
+    """A cell for every network and seed."""
     nets = [dict(zip(("network", "layers", "width"), net, strict=True)) for net in networks]
-    return [cell | more for cell in grid(setting, data=data, net=nets, seed=range(seeds))]
+    return [cell | more for cell in grid(setting, net=nets, seed=range(seeds))]
 
 
 def subject_of(cell: Cell, device: str) -> NgdSubject:

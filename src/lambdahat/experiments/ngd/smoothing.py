@@ -95,7 +95,7 @@ def _cells(
     setting: Cell, net: runs.Net, alphas: tuple[float, ...], epsilons: tuple[float, ...], seeds: int
 ) -> list[Cell]:
     """Sweep × seed; the runs of a cell share their SGD and are compared at one loss."""
-    base = runs.run_cells(setting, [setting["data"]], [net], seeds)
+    base = runs.run_cells(setting, [net], seeds)
     values = zip(SWEEPS, (alphas, epsilons), strict=True)
     return [{**cell, "sweep": name, "values": [*each]} for name, each in values for cell in base]
 

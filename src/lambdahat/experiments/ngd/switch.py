@@ -234,8 +234,9 @@ def _cells(
     """
     cells = []
     for figure, name in data.items():
-        chosen = setting | {"rate": slow} if figure == "5 and 6" else setting
-        cells += runs.run_cells(chosen, [name], [net], seeds, figure=figure, **more)
+        rate = {"rate": slow} if figure == "5 and 6" else {}
+        chosen = setting | {"data": name} | rate
+        cells += runs.run_cells(chosen, [net], seeds, figure=figure, **more)
     return cells
 
 

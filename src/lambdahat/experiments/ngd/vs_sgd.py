@@ -18,6 +18,7 @@ from lambdahat.experiments.ngd.ngd_runs import (
     SMALL,
     TINY,
     WHOLE,
+    Net,
     compare_ends,
     run_cells,
     subject_of,
@@ -86,10 +87,12 @@ def _both_kinds(
     ffnn: Cell, lenet5: Cell, data: list[str], layers: int, width: int, *seeds: int
 ) -> list[Cell]:
     """Data set × network × seed; LeNet-5, whose gradients cost more, has a setting of its own."""
-    return [
-        *run_cells(ffnn, data, [("ffnn", layers, width)], seeds[0]),
-        *run_cells(lenet5, data, [("lenet5", 0, 0)], seeds[1]),
-    ]
+    cells = []
+    nets: tuple[Net, ...] = ("ffnn", layers, width), ("lenet5", 0, 0)
+    for setting, net, count in zip((ffnn, lenet5), nets, seeds, strict=True):
+        for name in data:
+            cells += run_cells(setting | {"data": name}, [net], count)
+    return cells
 
 
 _TINY_LENET = TINY | {"training": 64, "held_out": 50, "epochs": 4, "batch": 32}
@@ -128,7 +131,7 @@ VS_SGD = ngd.ngd_experiment(
 def _widths(setting: Cell, widths: tuple[int, ...], seeds: int) -> list[Cell]:
     """Layers × width × seed, at the α under Figure 1."""
     nets = [("ffnn", layers, width) for layers in HIDDEN for width in widths]
-    return run_cells(setting | {"alpha": 0.01}, [setting["data"]], nets, seeds)
+    return run_cells(setting | {"alpha": 0.01}, nets, seeds)
 
 
 _WIDTHS_NOTES = kit.sentences("""
