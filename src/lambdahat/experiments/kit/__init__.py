@@ -26,6 +26,7 @@ from lambdahat.experiments.kit.cells import image_setting as image_setting
 from lambdahat.experiments.kit.cells import logs as logs
 from lambdahat.experiments.kit.cells import means as means
 from lambdahat.experiments.kit.cells import means_table as means_table
+from lambdahat.experiments.kit.cells import more_seeds as more_seeds
 from lambdahat.experiments.kit.cells import over_seeds as over_seeds
 from lambdahat.experiments.kit.cells import points as points
 from lambdahat.experiments.kit.cells import printed_points as printed_points
