@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lambdahat._core.check import require_choice
-from lambdahat._core.pullback import Pullback, pull_back
+from lambdahat._core.device import Pullback, pull_back
 from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, as_tree, rows_of, take

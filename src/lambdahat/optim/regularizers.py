@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdahat._core import check
-from lambdahat._core.pullback import pull_back
+from lambdahat._core.device import pull_back
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.linearise import nodes_below

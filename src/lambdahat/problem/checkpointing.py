@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from lambdahat._core.pullback import pull_back
+from lambdahat._core.device import pull_back
 
 HANDLER = "_lambdahat_checkpoint"
 _CHECKPOINT = inspect.unwrap(checkpointing.checkpoint)

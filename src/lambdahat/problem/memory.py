@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lambdahat._core.device import OperationWatch, give_back_pages
-from lambdahat._core.pullback import pull_back
+from lambdahat._core.device import OperationWatch, give_back_pages, pull_back
 from lambdahat.problem.batches import Batch, Batches, take
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.distributed import splits
