@@ -41,7 +41,7 @@ from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, as_tree, rows_of, take
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.memory import LiveBytes
-from lambdahat.problem.space import Space
+from lambdahat.problem.problem import Space
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

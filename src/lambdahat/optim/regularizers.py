@@ -33,7 +33,7 @@ from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.linearise import nodes_below
 from lambdahat.optim.registry import register_regularizer
-from lambdahat.problem.space import Space
+from lambdahat.problem.problem import Space
 
 Product = Callable[[list[Tensor]], list[Tensor]]
 Tensors = Sequence[Tensor]

@@ -24,7 +24,8 @@ from lambdahat._core.check import (
 from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat.problem import Problem, require_problem
-from lambdahat.problem.space import Space, matcher
+from lambdahat.problem.network import matcher
+from lambdahat.problem.problem import Space
 from lambdahat.results import Array, Chains, Estimate
 from lambdahat.sampling.backends import AnyRunner, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Observable, Readings
