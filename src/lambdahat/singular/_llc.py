@@ -32,8 +32,7 @@ from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, LearningCoefficient, Sensitivity, Status
-from lambdahat.sampling._sample import SamplingRequest, SamplingRun, Watch, place
-from lambdahat.sampling.backends import MODES
+from lambdahat.sampling._sample import MODES, SamplingRequest, SamplingRun, Watch, place
 from lambdahat.sampling.backends.chain_runner import ChainPlan
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samples, default_batch
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom

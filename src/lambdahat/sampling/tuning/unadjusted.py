@@ -32,12 +32,14 @@ from lambdahat.problem import Problem
 from lambdahat.results import Array, Chains, Estimate
 from lambdahat.sampling._sample import (
     LEAST_EFFORT,
+    SMALL,
+    AnyRunner,
     Collector,
     SamplingRequest,
     SamplingRun,
     in_pieces,
+    make_runner,
 )
-from lambdahat.sampling.backends import SMALL, AnyRunner, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Readings
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, LARGE, default_batch
 from lambdahat.sampling.diagnostics import (
