@@ -111,8 +111,7 @@ class AcceptanceProbe:
 
     def __init__(self, problem: Problem, kernel: Kernel, seed: int) -> None:
         few = problem.num_samples > PROBE_SAMPLES and problem.norm != "train"
-        alone = problem.alone()  # each rank looks at its own chains
-        self._problem = alone.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else alone
+        self._problem = problem.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else problem
         self._alone, self._gradients = probed_alone(problem), OneByOne(self._problem)
         self._centre = problem.vector.to(torch.promote_types(problem.dtype, torch.float32))
         self._seed, self._seen = seed, list[float]()

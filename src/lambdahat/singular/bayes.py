@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from lambdahat._core.check import message, require, require_count, require_positive
 from lambdahat._core.progress import track
 from lambdahat._core.rng import derived_seed, generator
-from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
+from lambdahat.estimators.quantities import Compute, MeasureSettings, Work, quantity
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
@@ -331,8 +331,11 @@ def temperature_regression(
     runs, rises, errors, degrees, cost, status = _runs(problem, count * inverse, seed, settings)
     values, errors = rises / inverse, errors / inverse
     slope, intercept, misfit = _line(1 / inverse, values, errors, degrees)
-    bent = bool((errors > 0).all()) and _is_misfit(misfit, len(inverse) - 2)
-    status = Status.MISFIT if bent and status.ok else status
+    freedom = len(inverse) - 2
+    if status.ok and freedom > 0 and bool((errors > 0).all()):
+        # the probability of so large a χ² if the points lie on a line
+        improbable = float(scipy.special.chdtrc(freedom, misfit * freedom)) < IMPROBABLE
+        status = Status.MISFIT if improbable else status
     base = count * runs[0].chains.initial_loss
     return TemperatureRegression(
         dataclasses.replace(slope, cost=cost, status=status),
@@ -360,11 +363,6 @@ def _runs(
     values, errors, degrees = np.array(rows).T
     status = Status.joint(each.status for each in estimates)
     return runs, values, errors, degrees, sum(each.cost for each in estimates), status
-
-
-def _is_misfit(misfit: float, freedom: int) -> bool:
-    """Whether χ² = misfit·freedom is improbably large for points on a line."""
-    return freedom > 0 and float(scipy.special.chdtrc(freedom, misfit * freedom)) < IMPROBABLE
 
 
 def _line(x: Array, y: Array, errors: Array, degrees: Array) -> tuple[Estimate, Estimate, float]:
@@ -545,31 +543,24 @@ def _variance(chains: Chains) -> Estimate:
 # the logarithm of a rise in loss over the prior beyond which a free energy takes more temperatures
 STEEPEST = 5.0
 
-quantity(
-    "bayes_criteria",
-    lambda problem, _, settings: bayes_criteria(
+
+def _with_chains(function: Callable[..., Result]) -> Compute:
+    """Measures what has temperatures of its own, by the settings of chains."""
+    return lambda problem, _, settings: function(
         problem, seed=settings.seed, **settings.at_own_temperature
-    ),
-)(llc_work)
+    )
 
 
-@quantity(
-    "temperature_regression",
-    lambda problem, _, settings: temperature_regression(
-        problem, seed=settings.seed, **settings.at_own_temperature
-    ),
-)
+quantity("bayes_criteria", _with_chains(bayes_criteria))(llc_work)
+
+
+@quantity("temperature_regression", _with_chains(temperature_regression))
 def regression_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
     """A run at every temperature."""
     return chain_work(problem, settings.sampling, (len(FACTORS), len(FACTORS)))
 
 
-@quantity(
-    "free_energy",
-    lambda problem, _, settings: free_energy(
-        problem, seed=settings.seed, **settings.at_own_temperature
-    ),
-)
+@quantity("free_energy", _with_chains(free_energy))
 def free_energy_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
     """A run for each unit of ln β, from where the prior itself is enough."""
     most = 2 * math.ceil((math.log(problem.num_samples) + STEEPEST) / 2) + 1
