@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -91,6 +91,11 @@ class _FreedPages:
                     mallopt(getattr(self, name), value)
 
     def lower(self, largest: int) -> None:
+        """Have the C library return freed blocks of more than ``largest`` bytes to the system.
+
+        glibc keeps freed blocks of up to 32 MiB, and vectors of many sizes leave holes between
+        them. This holds for the whole process, and costs some time.
+        """
         with self._lock:
             if largest < self.largest:
                 self.largest = largest
@@ -98,6 +103,12 @@ class _FreedPages:
 
     @contextmanager
     def held(self) -> Iterator[None]:
+        """Keep the memory of tensors that are freed inside for those that come next.
+
+        The kernel clears every new page, which takes longer than a pass over it. Afterwards memory
+        goes back to the system as before. Does nothing after ``lower``, with a user's own settings
+        of malloc, or with another C library.
+        """
         if self._tuned or self.largest < self.LARGEST:
             yield
             return
@@ -117,25 +128,7 @@ class _FreedPages:
 
 
 _freed_pages = _FreedPages()
-
-
-def keep_freed_pages() -> AbstractContextManager[None]:
-    """Keep the memory of tensors that are freed inside for those that come next.
-
-    The kernel clears every new page, which takes longer than a pass over it. Afterwards memory goes
-    back to the system as before. Does nothing after ``give_back_pages``, with a user's own settings
-    of malloc, or with another C library.
-    """
-    return _freed_pages.held()
-
-
-def give_back_pages(largest: int) -> None:
-    """Have the C library return freed blocks of more than ``largest`` bytes to the system.
-
-    glibc keeps freed blocks of up to 32 MiB, and vectors of many sizes leave holes between them.
-    This holds for the whole process, and costs some time.
-    """
-    _freed_pages.lower(largest)
+keep_freed_pages, give_back_pages = _freed_pages.held, _freed_pages.lower
 
 
 _sides = threading.local()

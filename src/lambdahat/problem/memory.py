@@ -143,11 +143,12 @@ def cut_to_fit(
         )
     if whole:
         return batches
-
-    def product_bytes(rows: int) -> float:
-        return _product_bytes(evaluate, leaves, rows_of_first(rows))
-
-    rows = rows_within(product_bytes, largest, allowed, needed)
+    rows = rows_within(
+        lambda count: _product_bytes(evaluate, leaves, rows_of_first(count)),
+        largest,
+        allowed,
+        needed,
+    )
     return batches if rows >= largest else batches.cut(rows)
 
 

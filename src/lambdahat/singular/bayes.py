@@ -30,8 +30,8 @@ from lambdahat.singular._llc import (
     chain_work,
     default_localization,
     draw,
+    forecast_runs,
     inverse_temperature,
-    llc_work,
 )
 from lambdahat.singular.observables import (
     STRETCHES,
@@ -551,13 +551,10 @@ def _with_chains(function: Callable[..., Result]) -> Compute:
     )
 
 
-quantity("bayes_criteria", _with_chains(bayes_criteria))(llc_work)
-
-
-@quantity("temperature_regression", _with_chains(temperature_regression))
-def regression_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
-    """A run at every temperature."""
-    return chain_work(problem, settings.sampling, (len(FACTORS), len(FACTORS)))
+quantity("bayes_criteria", _with_chains(bayes_criteria))(forecast_runs())
+quantity("temperature_regression", _with_chains(temperature_regression))(
+    forecast_runs(len(FACTORS), len(FACTORS))
+)
 
 
 @quantity("free_energy", _with_chains(free_energy))
