@@ -222,7 +222,9 @@ class Kernel(ABC):
     """Settings with which nothing adapts while the kernel draws."""
 
     is_unadjusted_mala: ClassVar[bool] = False
-    """Whether steps are those of MALA without the test, so that an acceptance can be probed."""
+    """Whether steps are those of MALA without the accept–reject step, so that an acceptance rate
+    can be estimated.
+    """
 
     held: ClassVar[int] = 3
     """Vectors (P,) of a chain that a plain step has at once: position, gradient, a buffer, and
