@@ -126,6 +126,9 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Tensor]:
     if path.parent.name == "checkpoints" and path.name in checkpoints.WHICH:
         return checkpoints.weights(path.parent.parent, path.name)
     if not path.is_file():
+        if path.is_dir():
+            cure = "name a file in it, or a run folder with checkpoints"
+            raise InputError(f"{option} must name a file of weights, got the folder {path}; {cure}")
         raise InputError(f"{option}: no such file: {path}")
     try:
         if path.suffix == ".safetensors":
@@ -136,7 +139,7 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Tensor]:
     except Exception as error:
         cure = "save model.state_dict() with torch.save, or with safetensors"
         cause = one_line(error)[:120]
-        if "weights_only" in one_line(error):
+        if "weights_only" in cause or isinstance(error, LookupError | EOFError):
             cause = "it holds other things than tensors, or is damaged"
         raise InputError(f"{option}: {path} is not a state dict ({cause}); {cure}") from error
     for key in ("state_dict", "model_state_dict", "model"):

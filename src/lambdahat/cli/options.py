@@ -340,6 +340,8 @@ class SamplingChoices:
     def given(self) -> dict[str, Any]:
         """The settings that were given; a temperature that is a number becomes one."""
         chosen = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.kernel is not None:  # also where no quantity of this command is sampled
+            require_known("kernel", self.kernel, "--kernel")
         try:
             return {**chosen, "nbeta": float(chosen["nbeta"])}
         except (KeyError, ValueError):

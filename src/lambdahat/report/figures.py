@@ -568,9 +568,9 @@ def plot(result: Any, ax: Axes | None = None) -> Any:
         require(ax is None, "ax", expected, ax, cure)
         require(bool(result.results), "result", "hold at least one result", "an empty Measurement")
     charts = charts_of(result)
-    cure = "register a function that gives its charts with lambdahat.results.charts.charts_of"
-    got = describe(result)
-    require(bool(charts), "result", "be a result, or of a type with charts", got, cure, TypeError)
+    cure = "draw several with lh.page(results, 'page.html'), or one at a time; give your own type"
+    cure += " charts with lambdahat.results.charts.charts_of.register"
+    require(bool(charts), "result", "be a result", describe(result), cure, TypeError)
     if ax is not None:
         alike = [chart for chart in charts if chart.surface is (ax.name == "3d")]
         return draw([*alike, *charts][0], ax, caption=True)

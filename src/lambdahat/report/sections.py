@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lambdahat._core.check import describe, require
+from lambdahat._core.check import describe, require, why_not
 from lambdahat._core.storage import is_result_file
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import Row
@@ -402,7 +402,7 @@ def named_results(results: Any) -> dict[str, Any]:
 
 def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
     """The results saved in a folder and below, by their path; a measurement has its parts."""
-    expected, got = "name a folder of saved results", f"{folder} (no such folder)"
+    expected, got = "name a folder of saved results", f"{folder} ({why_not(folder, 'folder')})"
     require(folder.is_dir(), "results", expected, got, "", FileNotFoundError)
     for path in sorted(folder.rglob("*.json")):
         index = path.parent / "measurement.json"

@@ -38,6 +38,9 @@ class Measurement(Result):
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.results:
+            held = ", ".join(map(repr, self.results)) or "nothing"
+            raise KeyError(f"{name!r} was not measured; the results are {held}")
         return self.results[name]
 
     def table(self) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lambdahat._core.check import require, require_count, require_type
 from lambdahat._core.progress import ProgressFile
-from lambdahat._core.storage import read_json, unseal, write_sealed
+from lambdahat._core.storage import make_folder, read_json, unseal, write_sealed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import on_one_rank
 from lambdahat.training._loop import require_same_run
@@ -130,7 +130,7 @@ class Tracking:
             now = {"contents": contents(self.problem), "trackers": self._descriptions}
             if length and path.is_file():
                 require_same_run(unseal(read_json(path), path, sealed=False), now)
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             write_sealed(path, {"format": "lambdahat-tracking", **now})
         if length == 0:
             self._open_loggers()

@@ -304,7 +304,7 @@ class Store:
 
 def stores_in(folder: str | Path) -> list[Store]:
     """The stores in a folder, by name."""
-    paths = sorted(Path(folder).glob(f"*{SUFFIX}"))
+    paths = sorted(Path(folder).glob(f"*-*{SUFFIX}"))
     return [Store(path.parent, *path.stem.rpartition("-")[::2]) for path in paths]
 
 

@@ -251,8 +251,15 @@ def sweep(
     cells = experiment.grid(scale)
     chosen = cells if only is None else [cell for cell in cells if matches(cell, only)]
     if not chosen:
-        example = f"cells read like {label_of(cells[0])!r}"
-        raise ValueError(message("only", "match a cell", repr(only), example))
+        # the settings in which cells differ are those by which one is chosen
+        values: dict[str, dict[str, None]] = {}
+        for cell in cells:
+            for name, value in cell.items():
+                values.setdefault(name, {})[str(value)] = None
+        texts = [f"{name}={'|'.join(each)}" for name, each in values.items() if len(each) > 1]
+        cure = f"cells differ in {', '.join(texts)}" if texts else "there is one cell"
+        cure += f" and read like {label_of(cells[0])!r}"
+        raise ValueError(message("only", "match a cell", repr(only), cure))
     store = Store(folder, experiment.name, scale)
     store.open(cells, command, keep=resume)
     made = store.made()
