@@ -41,9 +41,8 @@ def noisy_quadratic() -> Any:
         printed = [quadratic.printed(kind, int(n), decay).loss for n in steps]
         axes.loglog(steps, printed, ":", color=colour, linewidth=1)
     axes.axvline(crossing_steps(quadratic), color="0.7", linewidth=0.8)
-    axes.set(
-        xlabel="steps n", ylabel="expected loss", title="points: simulated; dotted: as published"
-    )
+    axes.set(xlabel="steps n", ylabel="expected loss")
+    axes.set_title("points: simulated; dotted: as published", fontsize="medium")
     axes.legend(frameon=False, fontsize="small")
     right = tidy(figure.add_subplot(1, 2, 2))
     counts = np.unique(np.geomspace(1, 10_000, 60).astype(int))
@@ -56,8 +55,8 @@ def noisy_quadratic() -> Any:
     right.axhline(
         2 / curvatures.max(), color=GREY, linewidth=0.8, label="2/λ₁, the stability limit"
     )
-    title = "Rate at which decay matches the average"
-    right.set(xlabel="iterates in the average", ylabel="learning rate", title=title)
+    right.set(xlabel="iterates in the average", ylabel="learning rate")
+    right.set_title("Rate at which decay matches the average", fontsize="medium")
     right.legend(frameon=False, fontsize="small")
     return axes
 

@@ -339,7 +339,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
 
     Classes are the folders in alphabetical order. A picture's shorter side is scaled to
     size·256/224 and its middle cut out. ``normalization``: "unit", "symmetric", or "standard" with
-    the customary mean and deviation of ImageNet. Needs Pillow.
+    the customary mean and standard deviation of ImageNet. Needs Pillow.
     """
 
     def __init__(

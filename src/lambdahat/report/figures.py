@@ -539,17 +539,16 @@ def plot(result: Any, ax: Axes | None = None) -> Any:
 
     Those are ``Measurement``, ``Chains``, ``LearningCoefficient``, ``Sweep``, ``Run``,
     ``Similarity``, ``Advice``, and mappings of several results. With ``ax`` all but the first draw
-    the panel that tells most: the running λ̂ with its band, λ̂ over step sizes, the loss over
+    the most informative panel: the running λ̂ with its band, λ̂ over step sizes, the loss over
     epochs, the rates.
 
     Without ``ax`` the figure is a new one outside pyplot, so no display is needed and no global
     setting changes: ``plot(result).savefig("figure.svg")``; a notebook shows it. Text in PDF and
-    SVG files stays text. Settings
-    and the meaning of error bars stand in a caption below the frame; a figure of your own needs
-    ``layout="constrained"`` to have room for it. A plane ``Landscape`` becomes a surface on
-    three-dimensional axes (``figure.add_subplot(projection="3d")``). A result type of your own is
-    drawn from the charts that a function registered with ``lambdahat.results.charts.charts_of``
-    gives.
+    SVG files stays text. Settings and the meaning of error bars are in a caption below the frame; a
+    figure of your own needs ``layout="constrained"`` to have room for it. A plane ``Landscape``
+    becomes a surface on three-dimensional axes (``figure.add_subplot(projection="3d")``). A result
+    type of your own is drawn from the charts that a function registered with
+    ``lambdahat.results.charts.charts_of`` gives.
 
     Args:
         result: The result, or a mapping from names to results.
@@ -559,7 +558,7 @@ def plot(result: Any, ax: Axes | None = None) -> Any:
         The axes, or a figure where there are several panels and ``ax`` is None.
 
     Raises:
-        TypeError: If nothing is known of how to draw ``result``.
+        TypeError: If ``result`` has no charts.
         ValueError: If ``ax`` is given for a ``Measurement``, which is a figure of its own.
     """
     if isinstance(result, Measurement):

@@ -87,7 +87,7 @@ class Comparison(Result):
         return _mean(self._parts(quantity, name))
 
     def difference(self, quantity: str, name: str, other: str) -> Estimate:
-        """``name`` less ``other``.
+        """``name`` minus ``other``.
 
         With several problems the differences are taken seed by seed, and the error is that of their
         mean over seeds. With one each it is the error of measuring these two, which says nothing

@@ -234,12 +234,12 @@ def sweep(
     """Run the cells of an experiment that its store does not have yet, and return the store.
 
     ``only`` keeps the cells that have all settings of it, as "alpha=0.1 seed=3" (``matches``). A
-    cell that raises is noted and the others go on; a killed sweep loses the cells that were
-    running. With ``resume=False`` it starts anew.
+    cell that raises is recorded as failed, and the others continue; a sweep that is killed loses
+    only the cells that were running. With ``resume=False`` it starts over.
 
     Raises:
-        ValueError: If the store has cells of data that have changed since; cells of early versions
-            do not tell.
+        ValueError: If the store has cells of data that have changed since; cells stored by early
+            versions cannot be checked.
     """
     require_count(jobs, "jobs")
     require_choice(backend, "backend", BACKENDS)
