@@ -530,6 +530,11 @@ LOSSES: dict[str, Row] = {
         ValueError,
         r"targets must lie in \[0, 2\].*number classes from 0",
     ),
+    "two classes of one output": (
+        lambda: problem(nn.Linear(4, 1), data=(X, Y % 2)),
+        ValueError,
+        r"targets must lie in \[0, 0\] for 1 class.*use \"bce_with_logits\"",
+    ),
     "mse that broadcasts": (
         lambda: problem(nn.Linear(4, 1), "mse", (X, Z[:, 0])),
         ValueError,

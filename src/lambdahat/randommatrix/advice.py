@@ -129,7 +129,7 @@ def _move_rate(levels: BatchLevels, request: AdviceRequest) -> list[Recommendati
     ]
     exponent = propagate(lambda first, last: math.log(last / first) / math.log(new / old), *ends)
     reason = (
-        f"from {old:,} to {new:,} the measured limit goes as B^p: {in_words(exponent)}; elsewhere"
+        f"from {old:,} to {new:,} the measured limit grows as B^p: {in_words(exponent)}; elsewhere"
         " it is unknown"
     )
     advice = [Recommendation("scaling exponent", 0, exponent, reason)]
@@ -450,7 +450,7 @@ def _rate_cautions(
             )
     if isinstance(levels, NoiseLevels) and float(levels.smallest) < -0.1 * float(levels.largest):
         cautions.append(
-            f"the smallest eigenvalue is {text(levels.smallest)}: the loss still falls away there,"
+            f"the smallest eigenvalue is {text(levels.smallest)}: the loss still falls along it,"
             " and λ₁ will change"
         )
     return cautions
@@ -473,8 +473,8 @@ def _rule_cautions(levels: NoiseLevels, request: AdviceRequest) -> list[str]:
             harmless = request.optimizer in GRADIENT and not view.strays("directional")
             cautions.append(
                 f"λ₁ of batches of {view.batch_size:,} was measured as {text(view.measured)} but"
-                " predicted otherwise "
-                f"({'; '.join(stray)})" + "; no rate here takes noise for isotropic" * harmless
+                " predicted differently "
+                f"({'; '.join(stray)})" + "; no rate here assumes isotropic noise" * harmless
             )
     return cautions
 

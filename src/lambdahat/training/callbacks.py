@@ -199,6 +199,12 @@ def _make_all(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
     return made
 
 
+def _not_installed(tracker: str, package: str) -> ModuleNotFoundError:
+    """The error for a tracker whose framework is missing, with the command that installs it."""
+    cure = f'pip install "lambdahat[{package}]"'
+    return ModuleNotFoundError(f"{tracker} needs {package}, which is not installed; {cure}")
+
+
 def LightningTracker(
     trackers: str | Sequence[Tracker | str],
     problem_fn: Callable[[Any], Problem],
@@ -215,7 +221,10 @@ def LightningTracker(
     also written there; the trackers' states are part of Lightning's checkpoints. ``loggers`` are
     those of ``fit``, beside the trainer's own.
     """
-    from lightning.pytorch import Callback
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError as error:
+        raise _not_installed("LightningTracker", "lightning") from error
 
     example = 'such as lambda module: lh.Problem(module.network, "cross_entropy", data)'
     require_type(problem_fn, Callable, "problem_fn", "be a function of the module", example)
@@ -288,7 +297,10 @@ def HuggingFaceTracker(
     several processes the first measures. With ``folder`` the rows are also written there, and a run
     resumed from a checkpoint goes on after its step. ``loggers`` are those of ``fit``.
     """
-    from transformers import TrainerCallback
+    try:
+        from transformers import TrainerCallback
+    except ModuleNotFoundError as error:
+        raise _not_installed("HuggingFaceTracker", "transformers") from error
 
     example = 'such as lambda model: lh.Problem(model, "model", batches)'
     require_type(problem_fn, Callable, "problem_fn", "be a function of the model", example)
