@@ -1,4 +1,4 @@
-"""Rows: a step of a chain, and λ̂ to five per cent, beside devinterp."""
+"""Rows: a step of a chain, and λ̂ to five per cent, compared with devinterp."""
 
 from __future__ import annotations
 

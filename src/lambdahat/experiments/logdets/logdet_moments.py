@@ -258,5 +258,5 @@ EXPERIMENT = kit.Experiment(
           decade; both bounds were set after the results.
         Entropies are those on [0, λ_u]: they differ by log λ_u from those on [0, 1].
     """),
-    size="the Ecology matrix, n = 80,900, up to 30 moments; that very matrix is not at hand.",
+    size="the Ecology matrix, n = 80,900, up to 30 moments; the matrix itself is not available.",
 )
