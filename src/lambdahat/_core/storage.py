@@ -478,25 +478,25 @@ def is_result_file(path: Path) -> bool:
         return blob.startswith(HEAD) or f'"{DIGEST}": "'.encode() in blob
     if not isinstance(document, dict):
         return False
-    kind, told = document.get("format"), document.get(DIGEST)
+    kind, mark = document.get("format"), document.get(DIGEST)
     rest = {key: value for key, value in document.items() if key != DIGEST}
-    if kind == FORMAT or told is None:
+    if kind == FORMAT or mark is None:
         return bool(kind == FORMAT)
     # others of ours are such as those of a checkpoint
-    return not (str(kind).startswith(f"{FORMAT}-") or told == _digest_of(rest))
+    return not (str(kind).startswith(f"{FORMAT}-") or mark == _digest_of(rest))
 
 
-def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
+def _read_arrays(path: Path, entry: Any) -> dict[str, NDArray[Any]]:
     """The arrays beside the result at ``path``, checked against the digest that it holds."""
-    if told is None:
+    if entry is None:
         return {}
-    file = path.with_name(told["file"])
+    file = path.with_name(entry["file"])
     if not file.is_file():
         raise FileNotFoundError(
             f"path must have its arrays beside it, got {file} (no such file); copy the .npz too"
         )
     blob = file.read_bytes()
-    if digest(blob) != told["sha256"]:
+    if digest(blob) != entry["sha256"]:
         raise Damaged(f"{file} is damaged: it is not what {path.name} was saved with")
     return read_arrays(file)
 

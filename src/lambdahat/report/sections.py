@@ -69,8 +69,8 @@ def in_short(config: Any) -> str:
     """What was run, as "data: mnist · training: 4,096 · epochs: 35 / 80": a field of several parts
     has all its values.
 
-    Numbers, words and short lists of them are told, those of ``FIRST`` first; what is zero or empty
-    is left out.
+    Numbers, words and short lists of them are shown, those of ``FIRST`` first, without zero and
+    empty values.
     """
     settings: dict[str, list[str]] = {}
     for name, value in _scalars(config):
@@ -85,7 +85,7 @@ def in_short(config: Any) -> str:
 def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
     """The fields of a configuration and of those inside it; outer fields hide inner ones.
 
-    Of a list of cells the settings are told, and how many seeds there are.
+    For a list of cells these are their settings and the number of seeds.
     """
     if isinstance(config, list):
         seeds = {seed for cell in config for seed in _seeds_of(cell)} - {None}
@@ -185,11 +185,11 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
         notes = (f"{raised}; the last error: {failed[-1][1].strip()}",)
     outcome = None if experiment is None else findings(experiment, store)
     done, total = (len(store.finished()),) * 2 if outcome is None else (outcome.done, outcome.total)
-    told = {k: v for k, v in about.items() if k not in ("experiment", "scale", "command")}
+    stated = {k: v for k, v in about.items() if k not in ("experiment", "scale", "command")}
     seconds = store.seconds()
     time = f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
     time = f"{seconds:.1f} s" if seconds < 120 else time
-    facts = {"scale": store.scale, **told, "cells": f"{done:,} of {total:,}"}
+    facts = {"scale": store.scale, **stated, "cells": f"{done:,} of {total:,}"}
     facts |= {"rows": f"{len(rows):,}", "time of all cells": time}
     if seeds := rows.distinct("seed"):
         facts["seeds"] = _listed_seeds(seeds)

@@ -58,7 +58,7 @@ class Eigenvalues(ABC):
 
     @property
     def zero(self) -> float:
-        """The size below which an eigenvalue cannot be told from 0."""
+        """The size below which an eigenvalue cannot be distinguished from 0."""
         return self.resolution
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Sampled(Eigenvalues):
 
     @property
     def zero(self) -> float:
-        """The size below which an eigenvalue cannot be told from 0.
+        """The size below which an eigenvalue cannot be distinguished from 0.
 
         A node next to 0 that reaches it stands for eigenvalues of either sign up to |θ| + r. One
         lighter than a single eigenvalue has no say.
