@@ -278,6 +278,8 @@ def test_some_rules_have_more_seeds_than_the_others():
     found = [(row["rule"], row["seed"]) for row in rows]
     assert found == [("SGD Large", 3), ("SGD Large", 4), ("L2", 3), ("L2", 4)]
     assert not {"norm", "eigenvalues", "vectors"} & rows[0].keys()
+    whole = cells_of(replace(plain, more=(replace(more, whole=True),)))[len(cells_of(plain)) :]
+    assert run_rules(XOR_TASK, whole[0], "cpu")[0].keys() >= {"norm", "eigenvalues", "vectors"}
 
 
 def test_rules_of_a_regime_start_from_the_same_weights():

@@ -75,8 +75,6 @@ CPU_SCALE = (
     "ngd-digits",
     "rules-cifar10",
     "graph-clusters",
-    "stable-rates",
-    "damping",
     "lanczos-opt",
     "lanczos-densities",
     "second-order-curves",

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lambdahat.experiments.kit import image_setting, training
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import judge
 from lambdahat.experiments.minibatch import largest_rates
@@ -16,7 +17,9 @@ from lambdahat.experiments.minibatch.largest_rates import (
     SCALES,
     errors_of,
     far_from,
+    late_cells,
     rule_of,
+    run_late,
     scaled_runs,
     stable_rates,
 )
@@ -444,3 +447,93 @@ def test_an_unknown_criterion_is_named(ground):
 def test_too_few_samples_are_refused():
     with pytest.raises(ValueError, match=r"digits must have 2,000 training samples, got 1,438"):
         prepare(replace(TINY, samples=2000), {}, 0, "cpu")
+
+
+LATE = image_setting("digits", 200, 100, epochs=3, batch=50) | {
+    "network": "MLP-8",
+    "precision": "float32",
+    "rate": 0.1,
+    "steps": 12,
+    "samples": 150,
+}
+
+
+def test_the_edge_of_a_trained_network_is_that_of_gradient_descent():
+    """With all data in every batch, steps written out pass below the edge and fail above it."""
+    cell, rule = late_cells(LATE, (200,), (16, 150), seeds=1)
+    edges = {row["optimizer"]: row for row in run_late(cell, "cpu")}
+    assert list(edges) == ["sgd", "momentum", "adam"]
+    model, data = training.model_and_images(cell, "cpu")
+    sgd = torch.optim.SGD(model.parameters(), cell["rate"], 0.9)
+    training.train(data.problem(model), cell, sgd)
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    ratio = math.sqrt(edges["sgd"]["resolution"])
+
+    def loss_after(rate, momentum):
+        weights, speed = [w.clone().requires_grad_() for w in start], [w * 0 for w in start]
+        names, (x, y) = dict(model.named_parameters()), data.training
+
+        def loss():
+            named = dict(zip(names, weights, strict=True))
+            return torch.nn.functional.cross_entropy(
+                torch.func.functional_call(model, named, (x,)), y
+            )
+
+        for _ in range(cell["steps"]):
+            gradients = torch.autograd.grad(loss(), weights)
+            speed = [momentum * v + g for v, g in zip(speed, gradients, strict=True)]
+            weights = [
+                (w - rate * v).detach().requires_grad_()
+                for w, v in zip(weights, speed, strict=True)
+            ]
+        return float(loss().detach())
+
+    learnt = 0.9 * math.log(10)
+    assert loss_after(0.0, 0.0) == pytest.approx(edges["sgd"]["loss"], rel=1e-5)
+    for name, momentum in (("sgd", 0.0), ("momentum", 0.9)):
+        edge = edges[name]["edge"]
+        assert loss_after(edge / ratio, momentum) < learnt
+        assert not loss_after(edge * ratio, momentum) < learnt
+    # all samples in one batch: nothing is added to λ₁
+    rows = run_late(rule, "cpu")
+    whole = [row["largest"] for row in rows if row["batch_size"] == 150]
+    assert whole == pytest.approx([rows[0]["full"]] * 5, rel=0.05)
+
+
+def test_a_network_that_has_not_learnt_has_no_edge():
+    cell, _ = late_cells({**LATE, "rate": 0.0}, (50,), (16,), seeds=1)
+    assert all(math.isnan(row["edge"]) for row in run_late(cell, "cpu"))
+
+
+def test_claims_on_edges_of_a_trained_network_and_on_runs_that_are_not_there():
+    """Eleven claims of the paper; the six on scaled runs are not testable without any."""
+    *cells, last = late_cells({**LATE, "network": "net"}, SIZES, SIZES, seeds=3)
+    here = replace(rule(excess=64.0, full=0.02), network="net")
+    rows = [{**last, **row} for row in rule_rows(here)]
+    for cell in cells:
+        rows += [
+            {**cell, "optimizer": name, "criterion": "trains", "resolution": 1.1, "loss": 1.0}
+            | {"batch_size": size, "edge": (1 + 0.01 * cell["seed"]) * 1e-3 * size**power}
+            for name, power in (("sgd", 1.0), ("momentum", 0.5), ("adam", 0.5))
+            for size in SIZES
+        ]
+    made = [claim for claim in EXPERIMENT.claims(Rows(rows)) if not claim.own]
+    assert len(made) == 11
+    told = {
+        claim.sentence: verdict.verdict for claim, verdict in zip(made, judge(made), strict=True)
+    }
+    assert [verdict for words, verdict in told.items() if "up to a threshold" in words] == [
+        "holds",
+        "does not hold",
+    ]
+    assert told["net, Adam, small ε: from B = 16 the largest stable rate grows as √B"] == "holds"
+    unscaled = [claim for claim in made if claim.unmet == largest_rates.UNSCALED]
+    assert len(unscaled) == 6
+    alone = [claim for claim in EXPERIMENT.claims(Rows(rows).where(part="edge")) if not claim.own]
+    assert {claim.sentence for claim in alone} == {claim.sentence for claim in made}
+    assert sum(claim.unmet == largest_rates.UNRULED for claim in alone) == 4
+
+
+def test_paper_scale_trains_the_paper_s_network():
+    assert EXPERIMENT.stand_in("paper") == ""
+    assert EXPERIMENT.reduced("paper") == "34 of 300 epochs"

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from lambdahat.experiments.kit import image_setting, training
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import judge
 from lambdahat.experiments.minibatch import least_damping
+from lambdahat.experiments.minibatch.largest_rates import late_cells
 from lambdahat.experiments.minibatch.least_damping import (
     EXPERIMENT,
     OPTIMIZERS,
@@ -19,6 +21,7 @@ from lambdahat.experiments.minibatch.least_damping import (
     expected_damping,
     least_epsilon,
     least_kfac_damping,
+    run,
     scaled_runs,
 )
 from lambdahat.experiments.minibatch.stability_edges import (
@@ -268,3 +271,63 @@ def test_charts_come_from_rows(found):
     ]
     for chart in (dampings, *scaled):
         draw(chart)
+
+
+LATE = image_setting("digits", 200, 100, epochs=3, batch=50) | {
+    "network": "MLP-8",
+    "precision": "float32",
+    "rate": 0.1,
+    "steps": 12,
+    "samples": 150,
+}
+
+
+def test_the_least_epsilon_of_a_trained_network_is_that_of_adam():
+    """With all data in every batch, Adam at α = 1 passes above the edge and fails below it."""
+    cell, rule = late_cells(LATE, (200,), (16,), seeds=1)
+    (row,) = run(cell, "cpu")
+    assert row["optimizer"] == "adam"
+
+    def loss_after(epsilon):
+        model, data = training.model_and_images(cell, "cpu")
+        sgd = torch.optim.SGD(model.parameters(), cell["rate"], 0.9)
+        training.train(data.problem(model), cell, sgd)
+        adam, (x, y) = torch.optim.Adam(model.parameters(), 1.0, eps=epsilon), data.training
+        for _ in range(cell["steps"]):
+            adam.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            adam.step()
+        return training.loss_and_accuracy(model, data.training)[0]
+
+    ratio, learnt = math.sqrt(row["resolution"]), 0.9 * math.log(10)
+    assert loss_after(row["edge"] * ratio) < learnt
+    assert not loss_after(row["edge"] / ratio) < learnt
+    assert all(row["additive"] > row["full"] for row in run(rule, "cpu"))
+
+
+def test_claims_on_adam_s_epsilon_of_a_trained_network():
+    *cells, last = late_cells({**LATE, "network": "net"}, (16, 64, 256), (16, 64, 256), seeds=3)
+    rows = [
+        {**cell, "optimizer": "adam", "criterion": "trains", "resolution": 1.1, "loss": 1.0}
+        | {"batch_size": size, "edge": (1 + 0.01 * cell["seed"]) * 50 / size}
+        for cell in cells
+        for size in (16, 64, 256)
+    ]
+    rows += [
+        {**last, "point": "late", "population": 10**9, "full": 1.0, "batch_size": size}
+        | {"batch": batch, "largest": 1.0 + 100 / size, "additive": 1.0 + 110 / size}
+        for size in (16, 64, 256)
+        for batch in range(5)
+    ]
+    made = [claim for claim in EXPERIMENT.claims(Rows(rows)) if not claim.own]
+    found = [verdict.verdict for verdict in judge(made)]
+    # the slope and Eq. 5.36; then Adam's scaled runs, and KFAC
+    assert found == ["holds", "holds"] + ["not testable here"] * 4
+    alone = [claim for claim in EXPERIMENT.claims(Rows(rows).where(part="edge")) if not claim.own]
+    assert {claim.sentence for claim in alone} == {claim.sentence for claim in made}
+    assert len(alone) == len(made) == 6
+
+
+def test_paper_scale_trains_the_paper_s_network():
+    assert EXPERIMENT.stand_in("paper") == ""
+    assert EXPERIMENT.reduced("paper") == "34 of 300 epochs"

@@ -25,6 +25,7 @@ from lambdahat.experiments.kit.cells import image_setting as image_setting
 from lambdahat.experiments.kit.cells import logs as logs
 from lambdahat.experiments.kit.cells import mean_lines as mean_lines
 from lambdahat.experiments.kit.cells import means as means
+from lambdahat.experiments.kit.cells import more_seeds as more_seeds
 from lambdahat.experiments.kit.cells import over_seeds as over_seeds
 from lambdahat.experiments.kit.cells import points as points
 from lambdahat.experiments.kit.cells import printed_points as printed_points

@@ -119,6 +119,17 @@ def grid(base: Mapping[str, Any], **axes: Iterable[Any]) -> list[Cell]:
     return cells
 
 
+def more_seeds(cells: Iterable[Cell], seeds: Sequence[int], **wanted: Sequence[Any]) -> list[Cell]:
+    """Further seeds of the cells whose settings are among those ``wanted``.
+
+    >>> more_seeds(grid({}, rule=("SGD", "Adam"), seed=range(2)), [2, 3], rule=["Adam"])
+    [{'rule': 'Adam', 'seed': 2}, {'rule': 'Adam', 'seed': 3}]
+    """
+    chosen = [cell for cell in cells if all(cell[name] in among for name, among in wanted.items())]
+    settings = {key_of(without_seeds(cell)): cell for cell in chosen}
+    return [{**cell, "seed": seed} for cell in settings.values() for seed in seeds]
+
+
 def without_seeds(cell: Cell) -> Cell:
     """The settings of a cell without its seeds."""
     return {name: value for name, value in cell.items() if name not in ("seed", "seeds")}

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 
+import torch
 from scipy.stats import spearmanr
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 
 from lambdahat._core.check import require_choice
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed, generator
+from lambdahat.estimators import eigenpairs, variance
 from lambdahat.experiments import kit
+from lambdahat.experiments.kit import training
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.minibatch import stability_edges as edges
 from lambdahat.experiments.minibatch.stability_edges import (
@@ -26,6 +35,8 @@ from lambdahat.experiments.minibatch.stability_edges import (
     SearchSection,
     StackedSettings,
 )
+from lambdahat.operators.curvature import hessian
+from lambdahat.randommatrix import batch_eigenpairs, predict
 
 AWAY = 4.0  # times the threshold, where the rate should no longer depend on the batch
 SMALLEST_BATCH = 16  # the batch size from which the thesis speaks
@@ -37,6 +48,10 @@ WORST_REFERENCE = 50.0
 CHANCE = 0.9  # the error of a network that guesses among ten classes, as one that diverged does
 GUESSED = math.log(10)  # its loss
 LEARNT_LOSS = 0.9  # of the first loss, below which a network has learnt
+
+REFERENCE, FAR = 128, 1024  # batch sizes of the thesis's scaled runs
+UNRULED = "no eigenvalues of batches are here, and so no threshold"
+UNSCALED = "no scaled run of this network is here; batch-norm-rates has some"
 
 NAMES = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "Adam"}
 
@@ -67,8 +82,28 @@ CLAIMS = kit.ClaimTexts("""
 
 
 def claims(rows: Rows) -> Iterator[kit.Claim]:
-    """Every claim, for each network that it is made of; n counts starts."""
-    return claims_of(edges.frontiers_of(rows), edges.rules_of(rows), edges.scaling_of(rows))
+    """Every claim, for each network that it is made of; n counts starts.
+
+    Those on scaled runs are not testable for a network of which edges alone were searched, nor are
+    those on thresholds before the rule is there.
+    """
+    rules, scaling = edges.rules_of(rows), edges.scaling_of(rows)
+    yield from claims_of(edges.frontiers_of(rows), rules, scaling)
+    late = searched_late(rows)
+    for network in sorted(late - {rule.network for rule in rules}):
+        for optimizer, key in product(HELD, ("rising", "constant")):
+            name = f"{network}, {NAMES[optimizer]}"
+            yield CLAIMS(key, kit.UNKNOWN, name=name, unmet=UNRULED)
+    for network in sorted(late - {runs.network for runs in scaling}):
+        for key in ("kept", "better", "further", "link", "later", "Adam"):
+            optimizer = NAMES["adam"] if key == "Adam" else "momentum"
+            where = f"{network}, {optimizer}, B = {FAR} from {REFERENCE}"
+            yield CLAIMS(key, kit.UNKNOWN, where=where, network=network, unmet=UNSCALED)
+
+
+def searched_late(rows: Rows) -> set[str]:
+    """The networks whose edges were searched after some training."""
+    return {row["network"] for row in rows.where(part="edge") if "loss" in row}
 
 
 def claims_of(
@@ -379,12 +414,123 @@ SCALES: dict[str, tuple[EdgeSubject, ...]] = {
         EdgeSubject(*SOFTMAX, 10_000, SMALL, 100, 3),
         EdgeSubject(*MLP, 10_000, SMALL, 100, 3, 5, options={"widths": (32,)}),
     ),
+    # stand-ins, for benchmarks/minibatch_rates.py; at this scale the experiment has VGG-16
     "paper": (
         EdgeSubject(*SOFTMAX, 60_000, WHOLE, 300, 5, 5),
         EdgeSubject(*MLP, 60_000, WHOLE, 300, 5, 5, options={"widths": (100,)}),
         EdgeSubject(*LENET, 8_000, (16, 64, 256, 1024, 4096), 100, 3, 6, reference=256),
     ),
 }
+JUDGED = 1000  # training images on which it is judged whether a trained network is still one
+# by name an optimiser of parameters and the value that is searched, and where to look for it
+Searched = Mapping[str, tuple[Callable[..., Optimizer], SearchSection]]
+LATE: Searched = {
+    "sgd": (torch.optim.SGD, SearchSection(1e-2, 1e2, points=4)),
+    "momentum": (
+        partial(torch.optim.SGD, momentum=edges.MOMENTUM),
+        SearchSection(1e-3, 10.0, points=4),
+    ),
+    "adam": (torch.optim.Adam, SearchSection(1e-5, 0.1, points=4)),
+}
+
+
+def late_cells(images: Cell, sizes: Sequence[int], ruled: Sequence[int], seeds: int) -> list[Cell]:
+    """The edges of every seed from a trained network, and the rule there for ``ruled`` sizes.
+
+    ``images`` says how it is trained, at a constant rate, and has the number of ``steps`` at each
+    rate and of ``samples`` for the rule.
+    """
+    edge = {**images, "part": "edge", "batch_sizes": list(sizes)}
+    rule = {**images, "part": "rule", "batch_sizes": list(ruled), "seed": 0}
+    return [*kit.grid(edge, seed=range(seeds)), rule]
+
+
+def run_late(
+    cell: Cell, device: str, searched: Searched = LATE, noise_samples: int = 0
+) -> list[Row]:
+    """A row for each optimiser and batch size, or for each batch of the rule.
+
+    The rule also has the prediction by the variance of the Hessian over ``noise_samples``, if any.
+    """
+    model, data = training.model_and_images(cell, device)
+    optimizer = torch.optim.SGD(model.parameters(), cell["rate"], edges.MOMENTUM)
+    training.train(data.problem(model), cell, optimizer)
+    if cell["part"] == "rule":
+        return _late_rule(model, data, cell, noise_samples)
+    probe = data.training[0][:JUDGED], data.training[1][:JUDGED]
+    loss, learnt = training.loss_and_accuracy(model, probe)[0], LEARNT_LOSS * math.log(data.classes)
+    start, rows = copy.deepcopy(model.state_dict()), []
+
+    def stays(name: str, size: int, rate: float) -> bool:
+        """Whether the network is still better than guessing after all steps."""
+        model.load_state_dict(start)
+        optimizer = searched[name][0](model.parameters(), rate)
+        finite = _take_steps(model, optimizer, data, cell, size)
+        return finite and training.loss_and_accuracy(model, probe)[0] < learnt
+
+    def passes(name: str, size: int, rates: Tensor) -> Tensor:
+        """Which rates do, by bisection: larger ones than one that fails are taken to fail."""
+        lost = bisect_left(rates[0].tolist(), True, key=lambda rate: not stays(name, size, rate))
+        return torch.arange(rates.shape[1])[None] < lost
+
+    for name, (_, section) in searched.items():
+        where = {"optimizer": name, "criterion": CRITERIA[0], "resolution": section.resolution}
+        for size in cell["batch_sizes"]:
+            # a grid of each search's own, so that its coarseness shows in the spread over seeds
+            rng = generator(cell["seed"], "section", name, size)
+            shift = section.resolution ** float(torch.rand((), generator=rng))
+            own = replace(section, low=shift * section.low, high=shift * section.high)
+            edge = math.nan
+            if loss < learnt:
+                edge = float(edges.largest_passing(partial(passes, name, size), own, seeds=1))
+            rows.append({**where, "loss": loss, "batch_size": size, "edge": edge})
+            report("edges of stability", len(rows), len(searched) * len(cell["batch_sizes"]))
+    return rows
+
+
+def _take_steps(
+    model: nn.Module, optimizer: Optimizer, data: training.Images, cell: Cell, size: int
+) -> bool:
+    """Take the cell's number of steps on batches of a size; False where the loss is not finite."""
+    (x, y), rng = data.training, generator(cell["seed"], "order", size)
+    order, half = torch.randperm(len(x), generator=rng), cell["precision"] == "bfloat16"
+    model.train()
+    # dropout draws from the global generator
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        torch.manual_seed(derived_seed(cell["seed"], "dropout", size))
+        for step in range(cell["steps"]):
+            if len(order) < size:
+                order = torch.randperm(len(x), generator=rng)
+            rows, order = order[:size].to(x.device), order[size:]
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+                loss = cross_entropy(model(x[rows]), y[rows])
+            if step % 10 == 0 and not bool(loss.isfinite()):
+                return False
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return True
+
+
+def _late_rule(
+    model: nn.Module, data: training.Images, cell: Cell, noise_samples: int
+) -> list[Row]:
+    """λ₁ of batches and of the cell's number of samples."""
+    problem, seed = training.curvature_problem(model, data, cell), cell["seed"]
+    full = eigenpairs(hessian(problem), 1, tol=edges.TOL, seed=seed)
+    sizes, shown = tuple(cell["batch_sizes"]), []
+    for size in sizes:
+        batches = batch_eigenpairs(problem, size, edges.BATCHES, seed=seed, tol=edges.TOL)
+        shown.append(torch.as_tensor(batches.largest[:, 0], dtype=torch.float64))
+    predicted = {}
+    if noise_samples:
+        noise = variance(problem, probes=4, seed=seed, samples=noise_samples).hessian_variance
+        model_of = partial(predict, full, noise, population=problem.num_samples, model="additive")
+        values = [float(model_of(size).largest) for size in sizes]
+        predicted["additive"] = torch.tensor(values, dtype=torch.float64)
+    where = cell["network"], f"after {cell['epochs']} epochs", problem.num_samples, sizes
+    largest = float(full.values[0])
+    return edges.rule_rows(RateRule(*where, largest, predicted, torch.stack(shown)))
 
 
 def rule_of(ground: PreparedSubject, point: str, seed: int) -> RateRule:
@@ -439,6 +585,11 @@ def stable_rates(
     return ground.search(optimizer, criterion, section, stable)
 
 
+PAPER = kit.image_setting(
+    "cifar100", 45_000, 5000, epochs=34, batch=512, augmented=True, precision="bfloat16"
+)
+PAPER |= {"network": "VGG-16", "rate": 0.04, "steps": 100, "samples": 4096}
+
 ASSUMPTIONS = kit.sentences(f"""
     A run trains if its mean loss over 2,000 training images ends below {LEARNT_LOSS:g} of the
       initial one.
@@ -469,6 +620,18 @@ ASSUMPTIONS = kit.sentences(f"""
     This was added after the results had been seen; losses during training are not stored, nor is
       the variance that causes it.
     A run that diverged counts with the validation error of guessing, 90 %.
+    At paper scale VGG-16 is trained for {PAPER["epochs"]} of 300 epochs at a constant rate, on the
+      line of the thesis's rates, and the edges are searched from there.
+    There a rate is stable if after {PAPER["steps"]} steps the loss over {JUDGED:,} images is below
+      {LEARNT_LOSS:g} of that of guessing, as in batch-norm-rates.
+    There the largest stable rate is bracketed to within a factor of
+      {LATE["sgd"][1].resolution:.2f}, and each search has its own start. Rates above one that fails
+      are assumed to fail too.
+    The search does not begin at the initial weights, because VGG-16 without batch norm stays at the
+      loss of guessing for longer than that.
+    There λ₁ is that of the first of these networks, over {PAPER["samples"]:,} images, and of
+      batches of up to 256.
+    Claims on scaled runs of VGG-16 are judged in batch-norm-rates, where its runs are.
     No network has batch normalisation: Figures 5.7c, 5.8b, 5.9 and 5.10 are those of
       batch-norm-rates.
 """)
@@ -476,6 +639,8 @@ ASSUMPTIONS = kit.sentences(f"""
 
 def run(cell: Cell, device: str) -> list[Row]:
     """The edges by every criterion, the rule, or the scaled runs, as ``part`` says."""
+    if "steps" in cell and "model" not in cell:
+        return run_late(cell, device)
     ground, root = edges.prepare_cell(cell, device), cell["root"]
     if cell["part"] == "rule":
         return edges.rule_rows(rule_of(ground, cell["point"], root))
@@ -492,8 +657,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§§5.7 and 5.8.1, Figures 5.7a, 5.7b, 5.8a, 5.15 and 5.16",
     {
-        scale: edges.edge_cells(subjects, list(NAMES), RULE_CELLS, SCALED_OPTIMIZERS)
-        for scale, subjects in SCALES.items()
+        **{
+            scale: edges.edge_cells(SCALES[scale], list(NAMES), RULE_CELLS, SCALED_OPTIMIZERS)
+            for scale in ("smoke", "cpu")
+        },
+        "paper": late_cells(PAPER, edges.powers(4, 10), (16, 64, 256), seeds=3),
     },
     *(list, run, claims, tables, charts),
     ASSUMPTIONS,

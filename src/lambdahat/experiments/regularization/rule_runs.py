@@ -235,13 +235,15 @@ CHUNK = 5000  # samples evaluated at once
 class MoreSeeds:
     """The rules of a claim that needs more seeds than the others, up to ``seeds`` in all.
 
-    Of the seeds beyond the scale's only how well and how fast they train is stored.
+    Of the seeds beyond the scale's only how well and how fast they train is stored, unless they are
+    ``whole``.
     """
 
     activation: str
     rules: tuple[str, ...]
     seeds: int
     together: int = 100  # seeds in a cell
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -304,7 +306,7 @@ def cells_of(config: RulesScale) -> list[Cell]:
     ]
     for more in config.more:
         own = {"activation": more.activation, "rules": list(more.rules)}
-        own |= fields | {"eigenvalues": 0}
+        own |= fields | ({} if more.whole else {"eigenvalues": 0})
         parts = _parts(config.seeds, more.seeds, more.together)
         cells += [{**own, "seeds": part} for part in parts]
     return cells
