@@ -61,6 +61,10 @@ def not_a_problem():
 def broken():
     return {}["missing"]
 
+def of_seed(seed):
+    return make_problem()
+
+
 number = 3
 """
 
@@ -298,7 +302,8 @@ def test_checkpoint_of_another_model_is_refused(project, tmp_path, change, messa
         ("nowhere:make", "no module named 'nowhere'"),
         ("{}:absent", "has no 'absent'; it has"),
         ("{}:not_a_problem", "must return a lambdahat.Problem, got Sequential"),
-        ("{}:number", "must be a function, got int"),
+        ("{}:number", "must be a function, got int; write a function that returns the int"),
+        ("{}:of_seed", "must be a function without arguments, got of_seed(seed); write one"),
         ("{}", "FACTORY must be module:function"),
         (
             "my/{}.py:make_problem",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,18 @@ def call_factory(spec: str, option: str = "FACTORY") -> Any:
         raise InputError(f"{option}: module {module_name} has no {attribute!r}; {known}")
     factory = getattr(module, attribute)
     if not callable(factory):
-        raise InputError(f"{option}: {spec} must be a function, got {type(factory).__name__}")
+        cure = f"write a function that returns the {type(factory).__name__}"
+        raise InputError(
+            f"{option}: {spec} must be a function, got {type(factory).__name__}; {cure}"
+        )
+    with suppress(ValueError):  # of a function without a signature
+        signature = inspect.signature(factory)
+        try:
+            signature.bind()
+        except TypeError as error:
+            cure = "write one that calls it with its arguments"
+            text = f"must be a function without arguments, got {attribute}{signature}; {cure}"
+            raise InputError(f"{option}: {spec} {text}") from error
     try:
         with foreign_output():
             return factory()
