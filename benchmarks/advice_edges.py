@@ -1,13 +1,14 @@
-"""Does the advised interval hold the learning rate at which training becomes unstable, on networks?
+"""Does the advised interval contain the learning rate at which the training of networks becomes
+unstable?
 
     python benchmarks/advice_edges.py calibration|held-out [--out FILE]
 
 For each network (256 handwritten digits), at the start of training and at its end, with momentum 0
-and 0.9, batches of 32 and all data: the advice, and the edge by bisection over training runs of 100
-steps (``largest_stable_rate`` with factor=None). Prints a row each and how many intervals hold the
-edge. The errors of ``advise`` for what the local quadratic leaves out come from the set
-"calibration"; "held-out" has other architectures, activations and losses (14 of its 40 edges, the
-squared loss and part of the tanh CNN, had been seen when the errors were fixed).
+and 0.9, batches of 32 and all data: the advice, and the largest stable rate by bisection over
+training runs of 100 steps (``largest_stable_rate`` with factor=None). Prints a row for each and how
+many intervals contain it. The errors of ``advise`` for what the local quadratic leaves out come
+from the set "calibration"; "held-out" has other architectures, activations and losses (14 of its 40
+rates, the squared loss and part of the tanh CNN, had been seen when the errors were set).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What does everything cost? The tables and figures of docs/bench.md, from what ``lambdahat bench``
-has left.
+"""What does everything cost? The tables and figures of docs/bench.md, from stored runs of
+``lambdahat bench``.
 
     lambdahat bench --peers --out FOLDER
     cp FOLDER/bench.json benchmarks/results/bench-cpu.json
     python benchmarks/bench_page.py
 
-puts, for each bench-NAME.json in benchmarks/results, a figure, what is to be explained and a table
-between the marks of the page.
+puts, for each bench-NAME.json in benchmarks/results, a figure, the findings and a table between the
+marks of the page.
 """
 
 from __future__ import annotations

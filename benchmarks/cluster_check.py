@@ -2,7 +2,7 @@
 
     make cluster-check
 
-runs the tests that say so, those marked slow too, and writes what came of each into
+runs the tests of this, including those marked slow, and writes the outcome of each to
 benchmarks/results/clusters.txt.
 """
 

@@ -1,5 +1,5 @@
 """How often does graphs.clusters find the planted number of clusters, and how often does its error
-bar hold it?
+bar contain it?
 
     python benchmarks/cluster_counts.py [--seeds 10]
 
@@ -7,8 +7,8 @@ Clear: planted partitions of 2 to 40 clusters, whose eigengap behind the planted
 three times the widest of all other gaps but that behind 0, by NumPy's dense decomposition. Blurred:
 clusters of random sizes, mean degree 5 to 20, up to 60 % of the edges between clusters, clear or
 not. None: random graphs without clusters. Prints, and writes to
-benchmarks/results/cluster-counts.json, how many counts were right and how many 95 % intervals held
-the planted one.
+benchmarks/results/cluster-counts.json, how many counts were correct and how many 95 % intervals
+contained the planted one.
 """
 
 from __future__ import annotations

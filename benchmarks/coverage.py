@@ -1,5 +1,5 @@
-"""Are the error bars true? How often 95 % intervals hold the exact answer, over 400 seeds for each
-case.
+"""Are the error bars correct? How often 95 % intervals contain the exact answer, over 400 seeds for
+each case.
 
 Each run (a case and a seed) is a line of the --json file as soon as it ends; another call with the
 same file runs only what is missing. The estimators see products with dense float64 matrices only,

@@ -1,4 +1,5 @@
-"""Where does the time of a density on a GPU go? The search for kernels, the products, and the rest.
+"""Where does the time of a spectral density on a GPU go? cuDNN's search for kernels, the products,
+and the rest.
 
     python benchmarks/density_parts.py [--tf32] [--limit 4] [--case vgg16] [--depth 100]
 

@@ -10,12 +10,12 @@ words of ``reproduce --only``) in the order given, those of low seeds first, and
 finished cell to a store in OUT at once. Cells of chapter 7 that train alike share the run. Cells
 wait for their data set, and one that would not end before the deadline is not begun. At the
 deadline the running cells are ended and what is stored stays; cells that OUT has are not run again.
-A cell for which the memory did not suffice runs once more, after all others.
+A cell that ran out of memory runs once more, after all others.
 
-With ``--mps`` never kill a process that computes: its death ends all others that share the GPU.
-Stopped by SIGSTOP it does no harm, and may be killed once its kernels have ended.
+With ``--mps`` never kill a process while it computes: this ends all others that share the GPU. Stop
+it with SIGSTOP first, and kill it once its kernels have ended.
 ``fold`` adds the cells of these stores to those of another folder and drops what is no longer in a
-grid. ``unpack`` makes CIFAR-100 of its packed chunks.
+grid. ``unpack`` restores CIFAR-100 from its packed chunks.
 """
 
 from __future__ import annotations

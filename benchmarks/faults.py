@@ -2,13 +2,12 @@
 survived, lost.
 
     python benchmarks/faults.py                  # all kinds, minutes
-    python benchmarks/faults.py pickles --long   # some kinds, as many cases as there is patience
-    for
+    python benchmarks/faults.py pickles --long   # some kinds, with many more cases
 
 A kind is a function of a number of cases and an empty folder. It returns (tried, survived, lost,
 notes). A case survives if it ends as docs/reliability.md promises: in the right answer, or in an
-error that names file or argument. Everything else is lost: a crash, a wrong answer without a word,
-a file that is damaged or gone, gigabytes of memory.
+error that names the file or the argument. Everything else is lost: a crash, a wrong answer without
+an error, a file that is damaged or missing, gigabytes of memory.
 """
 
 from __future__ import annotations

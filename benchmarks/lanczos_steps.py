@@ -1,12 +1,12 @@
-"""Are the Lanczos products of a batch enough? From what benchmarks/minibatch_eigenvalues.py
-measured.
+"""Are the Lanczos products of a batch enough? From the results of
+benchmarks/minibatch_eigenvalues.py.
 
     python benchmarks/lanczos_steps.py RESULT...
 
 Some batches of 128 have, beside their extremes from a few products, a spectrum from many. A
 spectrum of m products holds those of fewer: the leading block of its Jacobi matrix. For every point
-it prints, batch by batch, what few products show of λ'₁, of its vector (squared cosine) and of
-λ'_P, over what many do.
+it prints, batch by batch, λ'₁, the squared cosine of its vector, and λ'_P from few products,
+relative to those from many.
 """
 
 from __future__ import annotations

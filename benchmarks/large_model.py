@@ -4,7 +4,7 @@ gradients?
 A GPT-2 small (124 M parameters, vocabulary 50257, transformers' own) with random initial weights,
 trained briefly on the characters of ``--text`` (Tiny Shakespeare) or, without a text, on a Markov
 source of 64 symbols whose entropy is known. The sequences that are measured are trained on too, and
-the learning rate falls to zero, so that there is a minimum to speak of. Every part has a time limit
+the learning rate falls to zero, so that the weights are near a minimum. Every part has a time limit
 and is written to ``--out`` when it ends, so that a run that is cut off loses nothing. ``--peers``
 does the same work with curvlinops and devinterp, where they are installed. Where devinterp is not,
 ``sgld loop`` stands in for it: the same loop, written here in plain torch.

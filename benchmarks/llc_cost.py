@@ -4,8 +4,8 @@ Both estimate λ̂ of the stored network 784-128-10 at the nβ and γ of a store
 (llc_networks.py). A cell is one estimate with one seed, written to ``--out`` at once; another call
 with the same file runs only what is missing.
 
-``lh.llc`` is told an accuracy or a budget, and its cost includes its pilot. devinterp 2.0.1's SGLD
-is told nβ, γ, a step size ε of a grid, and a batch size, and runs 4 chains for some relaxation
+``lh.llc`` gets an accuracy or a budget, and its cost includes its pilot. devinterp 2.0.1's SGLD
+gets nβ, γ, a step size ε from a grid, and a batch size, and runs 4 chains for some relaxation
 times 2/(εγ). All shorter runs are the beginnings of a long one, so their estimates come from the
 same chains. devinterp is favoured: the cost of finding its settings, of its baseline loss and of
 its files is not counted, and of all settings and readings the best counts.

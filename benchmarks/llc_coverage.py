@@ -1,4 +1,4 @@
-"""Is λ̂ right at its defaults, and are its error bars true? Every case of the ground-truth suite
+"""Is λ̂ correct at its defaults, and are its error bars? Every case of the ground-truth suite
 over many seeds.
 
 ``lh.llc(problem)`` of each case and seed, in processes of one thread, against the truth at the same

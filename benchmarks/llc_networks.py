@@ -1,4 +1,5 @@
-"""Is λ̂ of trained networks right? ``lh.llc`` at its defaults against long chains on the full data.
+"""Is λ̂ of trained networks correct? ``lh.llc`` at its defaults against long chains on the full
+data.
 
 ``references`` computes λ̂ = nβ·(E[L(w)] − L(w*)) of six trained networks at several localizations γ
 with BAOAB kinetic Langevin on the full data. It is written in plain torch and shares no code with
@@ -11,7 +12,7 @@ chains and the precision instead, none of which may change what is estimated.
 
 ``mass`` asks what a mass could gain: independent draws of the loss per 1,000 gradients of kinetic
 chains whose mass is made of the exact mean Hessian: a number per tensor, the diagonal, a diagonal
-in Kronecker eigenvectors, or the blocks of tensors. ``lh.llc`` knows only what forces tell of it.
+in Kronecker eigenvectors, or the blocks of tensors. ``lh.llc`` estimates it from forces alone.
 
 Every finished result is one line of a JSON file, and another call with the same file runs only what
 is missing.

@@ -1,5 +1,5 @@
-"""Do random matrices predict what a batch shows of the curvature? Softmax regression to VGG-16, 16
-to 4,096 samples.
+"""Does random-matrix theory predict how mini-batching changes the Hessian spectrum? From softmax
+regression to VGG-16, batches of 16 to 4,096 samples.
 
     python benchmarks/minibatch_eigenvalues.py --device cuda --json FILE
 

@@ -1,7 +1,7 @@
 """The mini-batch experiments in one piece, for a machine with a GPU and data in .npz files.
 
 The same functions with the same seeds as the cells of ``lambdahat reproduce``;
-``minibatch_store.py`` puts what comes of it into the stores. Results are saved files: their names
+``minibatch_store.py`` puts the results into the stores. Results are saved files: their names
 and fields are a format.
 """
 

@@ -1,5 +1,5 @@
-"""Does the largest stable rate follow the batch's curvature, the least damping 1/B, the test error
-the damping?
+"""Does the largest stable rate follow the curvature of batches, the smallest stable damping 1/B,
+and the test error the damping?
 
     python benchmarks/minibatch_rates.py --device cuda --images mnist.npz \\
         --cifar cifar.npz --json FILE

@@ -1,4 +1,4 @@
-"""What was measured in one piece, as the stores of ``lambdahat reproduce``.
+"""Convert results that were measured in one piece to stores of ``lambdahat reproduce``.
 
     python benchmarks/minibatch_store.py --scale paper --out FOLDER RESULT...
 

@@ -1,10 +1,11 @@
-"""The NGD paper's experiments at its size on one GPU: seeds trained together, points measured by
+r"""The NGD paper's experiments at its size on one GPU: seeds trained together, points measured by
 several processes.
 
     python benchmarks/ngd_cells.py unpack carry/mnist DATA/mnist
-    python benchmarks/ngd_cells.py run --out OUT --runs RUNS --seconds 520 --workers 6
-    ngd-vs-sgd:data=mnist ngd-widths python benchmarks/ngd_cells.py behind /tmp/ngd --watch 560
-    --pack OUT/ngd.tar --seconds 1400 --workers 4 ngd-epochs
+    python benchmarks/ngd_cells.py run --out OUT --runs RUNS --seconds 520 --workers 6 \
+        ngd-vs-sgd:data=mnist ngd-widths
+    python benchmarks/ngd_cells.py behind /tmp/ngd --watch 560 --pack OUT/ngd.tar \
+        --seconds 1400 --workers 4 ngd-epochs
 
 ``run`` takes cells of experiments at paper scale (``NAME``, or ``NAME:only`` with the words of
 ``reproduce --only``) in the order given. The runs that they need are trained first, those of one
@@ -14,10 +15,10 @@ as its runs are there, and written to a store in OUT at once. Cells that OUT or 
 deadline what is running is ended. Another call with the same folders goes on. ``--tiny`` makes
 every cell small, for a trial on a CPU.
 
-``behind`` is for machines that are lent for some minutes at a time: it unpacks what ``carry`` has,
-starts ``run`` in a session of its own, which outlives the command, and for ``--watch`` seconds
-prints what that says and packs its stores into one archive. Called again, it goes on watching, or
-starts it anew where it has ended with time left. ``benchmarks/device_cells.py fold`` adds the
+``behind`` is for machines that are available for a few minutes at a time: it unpacks the folder
+``carry``, starts ``run`` in a session of its own, which outlives the command, and for ``--watch``
+seconds prints its output and packs its stores into one archive. Called again, it continues to
+watch, or restarts a run that has ended with time left. ``benchmarks/device_cells.py fold`` adds the
 stores to others.
 """
 

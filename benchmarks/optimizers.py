@@ -1,6 +1,6 @@
 """How fast does each optimiser train LeNet-5 on Fashion-MNIST, per epoch and per second?
 
-Everyone starts from the same weights and reads the same batches in the same order. Only training is
+All start from the same weights and read the same batches in the same order. Only training is
 timed; the test set is read between epochs. Where an optimiser averages its iterates (once per epoch
 from half of the epochs on) the test figures are the average's. With --tune each runs an epoch at a
 third, one and three times its rate and keeps the best on 5,000 images held out of the training set;

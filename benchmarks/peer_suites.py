@@ -1,9 +1,10 @@
-"""Do the peers' own cases and tests hold here? Counts what passed, what failed and what was
+r"""Do the peers' own cases and tests hold here? Counts what passed, what failed and what was
 refused.
 
     git clone https://github.com/f-dangel/curvlinops
-    git clone https://github.com/noahgolmant/pytorch-hessian-eigenthings python
-    benchmarks/peer_suites.py --curvlinops curvlinops --eigenthings pytorch-hessian-eigenthings
+    git clone https://github.com/noahgolmant/pytorch-hessian-eigenthings
+    python benchmarks/peer_suites.py --curvlinops curvlinops \
+        --eigenthings pytorch-hessian-eigenthings
 
 - **curvlinops** must be installed; its test cases are read from the clone, at the tag of the
   installed version. Every case is compared in float64 with the dense matrices of

@@ -1,5 +1,5 @@
-"""What is λ̂ where no formula says it? The stored references of the ground-truth suite, each with
-its standard error.
+"""What is λ̂ where no closed form is known? The stored references of the ground-truth suite, each
+with its standard error.
 
 Writes src/lambdahat/singular/references.json: the minimum of the ReLU network, and for every case
 without a closed form nβ·E[L − L*] at nβ = n/ln n and each of three localizations: by block Gibbs

@@ -3,11 +3,11 @@ settings?
 
 The unit is one gradient on one batch. A step's time is a median while the chains run; "call ms"
 divides the whole call, set-up included, by its steps. λ̂ is over several seeds with the same ε, nβ,
-γ, batch size, chains and draws, nothing thrown away; devinterp's once as it reports it and once
-paired, from its own trace: see devinterp_chains.py.
+γ, batch size, chains and draws, without burn-in; devinterp's once as it reports it and once
+paired, from its own trace.
 
-The GPU machine has no devinterp: carry a copy. In the repository root (carry/ is ignored by git),
-for its Python 3.12:
+For a machine without network access, prepare a copy of devinterp in the repository root (git
+ignores carry/), here for Python 3.12:
 
     pip install --no-deps --only-binary=:all: --python-version 3.12 \
         --platform manylinux2014_x86_64 --platform any --target carry/peers \
@@ -16,8 +16,8 @@ for its Python 3.12:
 
 and there: PYTHONPATH=src:carry/arviz python3 benchmarks/sampling.py --device cuda --peer-path
 carry/peers --json … With --images a file of MNIST (.npz with train_images (n, 28, 28) of bytes and
-train_labels) takes the digits' place: on it the networks are trained to a minimum, so that λ̂ means
-something; what both sides say of it can be compared anyway.
+train_labels) replaces the digits: on these images the networks are trained to a minimum, so that λ̂
+is meaningful; the two libraries can be compared either way.
 """
 
 from __future__ import annotations

@@ -273,7 +273,12 @@ def degeneracy() -> Iterator[Figure]:
         yield Figure("sampling", goal, "llc_cost.py", read, most=1.1, on=H200, where=(H200,))
     read = faster("λ̂ to 5 %", "least squares, d = 30", "devinterp", accuracy=0.05)
     yield Figure(
-        "sampling", "λ̂ of least squares to 5 %, beside devinterp", "chains", read, "×", where=(CPU,)
+        "sampling",
+        "λ̂ of least squares to 5 %, compared with devinterp",
+        "chains",
+        read,
+        "×",
+        where=(CPU,),
     )
 
 
@@ -304,7 +309,7 @@ def determinants() -> Iterator[Figure]:
     read = faster("log-determinant to 1 %", "Laplacian, n = 32,768", "SciPy")
     yield Figure(
         "determinants",
-        "log-determinant, n = 32,768, beside SuperLU",
+        "log-determinant, n = 32,768, compared with SuperLU",
         "determinants",
         read,
         "×",
@@ -321,7 +326,7 @@ def graphs() -> Iterator[Figure]:
     read = faster("100 graph moments", "torus, n = 2,025", "networkx")
     yield Figure(
         "graphs",
-        "100 moments, 2,025 nodes, beside networkx's spectrum",
+        "100 moments, 2,025 nodes, compared with networkx's spectrum",
         "graphs",
         read,
         "×",
@@ -335,14 +340,16 @@ def graphs() -> Iterator[Figure]:
     read = faster("cluster count", "240 clusters, n = 7,074", "SciPy")
     yield Figure(
         "graphs",
-        f"{work}, beside eigsh",
+        f"{work}, compared with eigsh",
         "graphs",
         read,
         "×",
         where=(CPU,),
         older=(script, ratio(some, ours)),
     )
-    yield Figure("graphs", f"{work}, beside eigh", script, ratio(every, ours), "×", where=(CPU,))
+    yield Figure(
+        "graphs", f"{work}, compared with eigh", script, ratio(every, ours), "×", where=(CPU,)
+    )
     growth, script = {CPU: "graphs-scaling"}, "graphs.py scaling"
     for kind in ("near", "anywhere"):
         read = filed(growth, "CPU seconds", nodes="exponent", neighbours=kind)

@@ -1,11 +1,12 @@
-"""Do the stored experiments still say the same? Digests of all that is read from their stores.
+"""Do the stored experiments still give the same results? Digests of everything that is read from
+their stores.
 
     python benchmarks/stores.py save FILE
     python benchmarks/stores.py check FILE
 
 ``save`` writes a JSON file with digests of each experiment's description and of its grid at each
 scale, and, for every store in benchmarks/results/reproductions, of its rows, verdicts, tables,
-charts and notes. ``check`` compares the code of today with such a file and names what differs.
+charts and notes. ``check`` compares the present code with such a file and names what differs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What Figure 6.1 of the spectral thesis needs of VGG-16, from what
-benchmarks/minibatch_eigenvalues.py measured.
+"""Extract the spectra of VGG-16 for Figure 6.1 of the spectral thesis from the results of
+benchmarks/minibatch_eigenvalues.py.
 
     python benchmarks/vgg_spectrum.py --out benchmarks/results/vgg16-spectrum.json RESULT...
 

@@ -14,8 +14,8 @@ from lambdahat.report.style import BLUE, GREY, VERMILION, new_figure, tidy
 
 
 def batch_and_step() -> Any:
-    """The largest stable rate by training and by the rule: constant curvature on the left, a
-    network on the right.
+    """The largest stable rate, predicted and measured in training: constant curvature on the left,
+    a network on the right.
     """
     x, y = lh.data.digits_split(seed=0)[0]
     linear = lh.models.mlp([64, 10]), "mse", (x, nn.functional.one_hot(y, 10).float())
@@ -31,17 +31,20 @@ def batch_and_step() -> Any:
 
 
 def draw_stable_rates(problem: lh.Problem, axes: Any) -> None:
-    """By training, with standard errors, and the rule's lines, with and without momentum."""
+    """Rates measured in training, with standard errors, and predicted, with and without
+    momentum.
+    """
     levels = advise(problem, "sgd", 32).levels
     sizes, grid = (8, 32, 128, 512), np.geomspace(4, 1000)
     effective = grid / (1 - grid / levels.population)
-    for name, rho, colour in (("sgd", 0.0, BLUE), ("momentum", 0.9, VERMILION)):
-        rule = [
+    kinds = ("sgd", "SGD", 0.0, BLUE), ("momentum", "SGD with momentum", 0.9, VERMILION)
+    for name, words, rho, colour in kinds:
+        predicted = [
             float(expected_limit(levels, AdviceRequest(name, (), None, rho), b)) for b in effective
         ]
-        axes.loglog(grid, rule, color=colour, label=f"{name}: the rule")
-        found = [largest_stable_rate(problem, name, size, start=rule[-1]) for size in sizes]
-        values, errors = [float(rate) for rate in found], [float(rate.stderr) for rate in found]
+        axes.loglog(grid, predicted, color=colour, label=f"{words}, predicted")
+        rates = [largest_stable_rate(problem, name, size, start=predicted[-1]) for size in sizes]
+        values, errors = [float(rate) for rate in rates], [float(rate.stderr) for rate in rates]
         axes.errorbar(
             sizes,
             values,
@@ -49,7 +52,7 @@ def draw_stable_rates(problem: lh.Problem, axes: Any) -> None:
             fmt="o",
             color=colour,
             capsize=3,
-            label=f"{name}: by training",
+            label=f"{words}, measured in training",
         )
     seen = float(levels.largest) + float(levels.expected_excess(1.0)) / effective
     axes.loglog(

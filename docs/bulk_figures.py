@@ -19,8 +19,8 @@ LEVELS = {"hessian": 0.9, "ggn": 0.95}  # the Hessian's candidates are 0.91 and 
 
 
 def noisy_quadratic() -> Any:
-    """Left, the expected loss of iterate, average and moving average; right, the rate at which
-    decay does as well.
+    """Left, the expected loss of iterate, average and moving average; right, the learning rate at
+    which the last iterate does as well as the average.
     """
     curvatures, figure = np.geomspace(0.05, 10, 20), new_figure(8.4, 3.6)
     quadratic = NoisyQuadratic(curvatures, rate=0.05, noise=1.0, start=1.0)
@@ -41,9 +41,8 @@ def noisy_quadratic() -> Any:
         printed = [quadratic.printed(kind, int(n), decay).loss for n in steps]
         axes.loglog(steps, printed, ":", color=colour, linewidth=1)
     axes.axvline(crossing_steps(quadratic), color="0.7", linewidth=0.8)
-    axes.set(
-        xlabel="steps n", ylabel="expected loss", title="points: simulated; dotted: as printed"
-    )
+    axes.set(xlabel="steps n", ylabel="expected loss")
+    axes.set_title("points: simulated; dotted: as published", fontsize="medium")
     axes.legend(frameon=False, fontsize="small")
     right = tidy(figure.add_subplot(1, 2, 2))
     counts = np.unique(np.geomspace(1, 10_000, 60).astype(int))
@@ -53,10 +52,11 @@ def noisy_quadratic() -> Any:
     right.loglog(
         counts, 2 / (2 + counts) * (1 / curvatures).mean(), ":", color=VERMILION, label="Eq. 7.28"
     )
-    right.axhline(2 / curvatures.max(), color=GREY, linewidth=0.8, label="2/λ₁, where descent ends")
-    right.set(
-        xlabel="iterates in the average", ylabel="rate", title="Below it the last iterate is better"
+    right.axhline(
+        2 / curvatures.max(), color=GREY, linewidth=0.8, label="2/λ₁, the stability limit"
     )
+    right.set(xlabel="iterates in the average", ylabel="learning rate")
+    right.set_title("Rate at which decay matches the average", fontsize="medium")
     right.legend(frameon=False, fontsize="small")
     return axes
 

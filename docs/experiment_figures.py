@@ -193,7 +193,7 @@ def _sharper(axes: Any) -> Any:
                     label=f"batch norm, {mode} mode" if place == 1 else None,
                 )
     axes.set_xticks(range(len(places)), [name for name, *_ in places], fontsize="small")
-    axes.set(ylabel="λ₁: decades gained", ylim=(0, 3.1))
+    axes.set(ylabel="increase of λ₁, decades", ylim=(0, 3.1))
     axes.legend(frameon=False, fontsize="small", loc="upper left")
     return axes
 

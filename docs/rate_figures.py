@@ -306,8 +306,8 @@ def lanczos_opt() -> Any:
             "none",
         )
     _way(way, rows.where(method="GD"), "step", "gradient descent", GREY)
-    way.set_title("Test error on the way, η = 1", fontsize="medium")
-    fit.set_title("Test error on the way, over training loss", fontsize="medium")
+    way.set_title("Test error during training, η = 1", fontsize="medium")
+    fit.set_title("Test error over training loss", fontsize="medium")
     way.set_xlabel("step")
     fit.set(xlabel="training loss, from right to left", xscale="log")
     for axes in (way, fit):

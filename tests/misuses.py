@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -527,6 +529,11 @@ LOSSES: dict[str, Row] = {
         lambda: problem(data=(X, Y + 1)),
         ValueError,
         r"targets must lie in \[0, 2\].*number classes from 0",
+    ),
+    "two classes of one output": (
+        lambda: problem(nn.Linear(4, 1), data=(X, Y % 2)),
+        ValueError,
+        r"targets must lie in \[0, 0\] for 1 class.*use \"bce_with_logits\"",
     ),
     "mse that broadcasts": (
         lambda: problem(nn.Linear(4, 1), "mse", (X, Z[:, 0])),
@@ -1399,4 +1406,60 @@ ALGEBRA = {
     ),
 }
 
-ERRORS = {**DATA, **LOSSES, **MODELS, **OPERATORS, **ESTIMATORS, **ARPACK, **ALGEBRA}
+
+def in_a_file(write: Callable[[Path], object]) -> Callable[[], object]:
+    """A call that writes to a path below a file."""
+
+    def call() -> object:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "file"
+            file.touch()
+            return write(file / "name")
+
+    return call
+
+
+FILES = {
+    "saving below a file": (
+        in_a_file(lambda path: lh.trace(A).save(path)),
+        FileExistsError,
+        "folder must be a folder or the name of a new one.*is a file; name another",
+    ),
+    "a page below a file": (
+        in_a_file(lambda path: lh.page([lh.trace(A)], path)),
+        FileExistsError,
+        "folder must be a folder or the name of a new one",
+    ),
+    "measuring into a file": (
+        in_a_file(lambda path: lh.measure(problem(), ("trace",), folder=path.parent)),
+        FileExistsError,
+        "file, but it is a file; name another",
+    ),
+    "a page in place of a folder": (
+        in_a_file(lambda path: lh.page([lh.trace(A)], path.parent.parent)),
+        IsADirectoryError,
+        "path must name a file, got .*, a folder; name a file in it",
+    ),
+    "loading a file as a folder of results": (
+        in_a_file(lambda path: lh.page(path.parent, path)),
+        FileNotFoundError,
+        "results must name a folder of saved results, got .*it is a file",
+    ),
+    "a result that was not measured": (
+        lambda: lh.measure(problem(), ("trace",))["spectrum"],
+        KeyError,
+        "'spectrum' was not measured; the results are 'trace'",
+    ),
+    "several results in one plot": (
+        lambda: lh.plot([lh.trace(A)]),
+        TypeError,
+        "result must be a result, got .*draw several with lh.page",
+    ),
+    "sizes of a network as arguments": (
+        lambda: lh.models.mlp(64, 10),  # type: ignore[arg-type]
+        ValueError,
+        "sizes must name at least the inputs and the outputs, got 64; such as",
+    ),
+}
+
+ERRORS = {**FILES, **DATA, **LOSSES, **MODELS, **OPERATORS, **ESTIMATORS, **ARPACK, **ALGEBRA}

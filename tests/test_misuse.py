@@ -60,6 +60,7 @@ def test_the_table_is_long_enough_and_every_name_is_there_once():
         ESTIMATORS,
         misuses.ARPACK,
         misuses.ALGEBRA,
+        misuses.FILES,
         SAMPLING,
         SINGULAR,
     )

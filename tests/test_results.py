@@ -503,7 +503,7 @@ def test_every_kind_that_was_stored_earlier_is_known():
 def test_the_wrong_type_is_named(tmp_path):
     Estimate(1.0).save(tmp_path / "r")
     with pytest.raises(
-        TypeError, match=r"hold a Spectrum, got a Estimate; call Estimate.load, or Result.load"
+        TypeError, match=r"hold a Spectrum, got an Estimate; call Estimate.load, or Result.load"
     ):
         Spectrum.load(tmp_path / "r")
 

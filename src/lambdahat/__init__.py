@@ -211,7 +211,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != f"lambdahat.{name}":
             raise
-        raise AttributeError(f"module 'lambdahat' has no attribute {name!r}") from None
+        text = f"module 'lambdahat' has no attribute {name!r}"
+        # with both, Python suggests the public name that is spelt most like it
+        raise AttributeError(text, name=name, obj=import_module("lambdahat")) from None
     globals()[name] = value
     return value
 

@@ -24,7 +24,15 @@ from torch.utils._pytree import tree_flatten
 from lambdahat._core.check import describe, require, require_choice, require_count, require_type
 from lambdahat._core.progress import ProgressFile, report
 from lambdahat._core.rng import derived_seed
-from lambdahat._core.storage import Damaged, digest, digest_tensors, read_json, unseal, write_sealed
+from lambdahat._core.storage import (
+    Damaged,
+    digest,
+    digest_tensors,
+    make_folder,
+    read_json,
+    unseal,
+    write_sealed,
+)
 from lambdahat.estimators.quantities import CURVATURES, QUANTITIES, SAMPLING, MeasureSettings
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
@@ -434,7 +442,7 @@ class _Folder:
         self.path, self.mark, self._dtype = path, mark, dtype
         self.seconds: dict[str, float] = {}
         self._digests: dict[str, str] = {}
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         if self._index.is_file():
             stored = unseal(read_json(self._index), self._index, sealed=False)
             self.seconds = stored["seconds"]

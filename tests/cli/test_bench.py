@@ -98,11 +98,11 @@ def test_slower_than_on_record_exits_with_1_after_a_second_look(runs, tmp_path):
 def test_what_is_to_be_explained_is_stated():
     rows = [
         *record(5.0).rows[1:],
-        BenchRow("trace", "mlp", OURS, cost=3.0, limit=2.0, limit_why="DESIGN §5"),
+        BenchRow("trace", "mlp", OURS, cost=3.0, limit=2.0, limit_why="least measured"),
     ]
     assert bench_command.findings(BenchResult(tuple(rows), ABOUT)) == [
         "peer is faster at HVP (mlp): ours takes 1.25 times as long",
-        "trace (mlp) costs 1.5 times the limit, 2 × one gradient (DESIGN §5)",
+        "trace (mlp) costs 1.5 times the limit, 2 × one gradient (least measured)",
     ]
 
 
@@ -114,9 +114,12 @@ def test_what_is_to_be_explained_is_stated():
         (["--device", "cpu:7"], "--device must be cpu or cuda, got 'cpu:7'; there is one cpu"),
         (
             ["--out", "record.json"],
-            "--out must be a folder that can be written to, got 'record.json' (File exists)",
+            "--out must be a folder that can be written to, got 'record.json' (it is a file)",
         ),
-        (["--against", "nowhere.json"], "path must name a result written by save()"),
+        (
+            ["--against", "nowhere.json"],
+            "--against must name a bench.json, got nowhere.json (no such file)",
+        ),
         (
             ["--tolerance", "0", "--against", "record.json"],
             "tolerance must be a finite number above 0",

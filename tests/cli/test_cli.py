@@ -61,6 +61,10 @@ def not_a_problem():
 def broken():
     return {}["missing"]
 
+def of_seed(seed):
+    return make_problem()
+
+
 number = 3
 """
 
@@ -298,7 +302,8 @@ def test_checkpoint_of_another_model_is_refused(project, tmp_path, change, messa
         ("nowhere:make", "no module named 'nowhere'"),
         ("{}:absent", "has no 'absent'; it has"),
         ("{}:not_a_problem", "must return a lambdahat.Problem, got Sequential"),
-        ("{}:number", "must be a function, got int"),
+        ("{}:number", "must be a function, got int; write a function that returns the int"),
+        ("{}:of_seed", "must be a function without arguments, got of_seed(seed); write one"),
         ("{}", "FACTORY must be module:function"),
         (
             "my/{}.py:make_problem",
@@ -363,7 +368,9 @@ def test_the_same_error_of_the_library_is_an_error_inside(project, monkeypatch):
         (["--what", ","], "what must name at least one"),
         (["--samples", "100000"], "--samples must be an integer in [1, 200]"),
         (["--checkpoint", "none.pt"], "--checkpoint: no such file: none.pt"),
+        (["--checkpoint", "."], "--checkpoint must name a file of weights, got the folder ."),
         (["--device", "abacus"], "abacus"),
+        (["--what", "trace", "--kernel", "nuts"], "--kernel must be one of "),
     ],
 )
 def test_bad_arguments_are_explained(project, arguments, message):
@@ -392,7 +399,7 @@ def test_options_that_a_function_cannot_take_are_refused(project):
 def test_files_that_are_no_checkpoints_are_refused(project, tmp_path):
     (tmp_path / "bad.pt").write_text("not a checkpoint")
     line = one_line_error(call("measure", f"{project}:make_problem", "--checkpoint", "bad.pt"))
-    assert "is not a state dict" in line
+    assert "is not a state dict (it holds other things than tensors, or is damaged)" in line
     torch.save([1, 2], tmp_path / "list.pt")
     line = one_line_error(call("measure", f"{project}:make_problem", "--checkpoint", "list.pt"))
     assert "must hold a dict of name to tensor" in line
@@ -558,7 +565,7 @@ def test_measure_llc_with_its_options(project, tmp_path):
     [
         (["--nbeta", "hot"], "nbeta must be a number or one of 'n/log n', 'batch'"),
         (["--nbeta", "-3"], "nbeta must be a finite number above 0"),
-        (["--kernel", "gibbs"], "kernel must be one of 'kinetic', "),
+        (["--kernel", "gibbs"], "--kernel must be one of "),
         (["--tol", "0"], "tol must be"),
         (["--batch-size", "1000"], "batch_size must be an integer in [1, 200]"),
     ],

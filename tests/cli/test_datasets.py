@@ -35,7 +35,7 @@ def test_list_names_every_data_set_and_where_it_is(folder):
     rows = {line.split()[0]: line for line in result.stdout.splitlines()[2:]}
     assert set(rows) == set(CATALOGUE)
     assert rows["mnist"].endswith(str(folder / "mnist"))
-    assert rows["cifar10"].endswith("not here")
+    assert rows["cifar10"].endswith("not found")
     assert rows["digits"].endswith("bundled")
     (folder / "mnist" / NAMES[1]).unlink()
     listed = {row["name"]: row for row in json.loads(call("list", "--json").stdout)}

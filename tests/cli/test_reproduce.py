@@ -211,11 +211,11 @@ def test_report_builds_the_page_from_the_store_alone(tmp_path, monkeypatch):
         ),
         (
             ["reproduce", "toy", "--only", "x=1"],
-            "only must match a cell, got 'x=1'; cells read like",
+            "only must match a cell, got 'x=1'; cells differ in rate=",
         ),
         (
             ["reproduce", "toy", "--scale", "smoke", "--out", "file"],
-            "--out must be a folder that can be written to, got 'file' (File exists)",
+            "--out must be a folder that can be written to, got 'file' (it is a file)",
         ),
         (
             ["report", ".", "--out", "."],

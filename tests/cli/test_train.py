@@ -382,7 +382,7 @@ def test_errors_are_one_line(folder):
     )
     assert "resume must come with the folder" in one_line_error(*BASIC, "--resume")
     (folder / "file").write_text("")
-    assert "File exists" in one_line_error(*BASIC, "--out", "file")
+    assert "it is a file" in one_line_error(*BASIC, "--out", "file")
 
 
 def test_options_as_text():

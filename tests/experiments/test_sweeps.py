@@ -246,6 +246,7 @@ def test_the_store_is_plain_sqlite_and_says_where_it_was_made(tmp_path):
     assert found == records(store)
     assert set(found[0]) >= {"rate", "seed", "step", "value"}
     assert store.about()["command"] == "lambdahat reproduce toy"
+    (tmp_path / "another.sqlite").touch()  # not a store: it has no scale
     assert [found.experiment for found in stores_in(tmp_path)] == ["toy"]
 
 

@@ -227,9 +227,9 @@ def test_a_prediction_that_misses_is_named():
     found = advise(axes_problem(), "sgd", 1)
     assert math.isclose(float(found["largest stable rate"]), 2 / 5, rel_tol=1e-4)
     assert found["largest stable rate"].interval()[0] > 0.39
-    (caution,) = [each for each in found.cautions if "predicted otherwise" in each]
+    (caution,) = [each for each in found.cautions if "predicted differently" in each]
     assert re.search(
-        r"batches of 1 was measured as 5 but predicted otherwise \(4\..* from isotropic", caution
+        r"batches of 1 was measured as 5 but predicted differently \(4\..* from isotropic", caution
     )
 
 

@@ -240,7 +240,7 @@ def test_a_curve_has_its_band_tangents_warnings_and_the_rule():
     assert caption(axes) == (
         "At nβ = 100 (n/log n, n = 647). Bands: 95 % interval. Hollow: not converged (NOT_MIXED)."
     )
-    assert labels(axes) == ["λ̂", "slope dλ̂/d ln γ", "γ of the rule = 4"]
+    assert labels(axes) == ["λ̂", "slope dλ̂/d ln γ", "default γ = 4"]
     low, high = curve.results[0].interval(0.95)
     edges = axes.collections[0].get_paths()[0].vertices
     assert {low, high} <= set(edges[edges[:, 0] == 1.0][:, 1])
@@ -256,7 +256,7 @@ def test_a_curve_has_its_band_tangents_warnings_and_the_rule():
         )
     (hollow,) = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
     assert list(hollow.get_xdata()) == [16.0]
-    assert list(named["γ of the rule = 4"].get_xdata()) == [4.0, 4.0]
+    assert list(named["default γ = 4"].get_xdata()) == [4.0, 4.0]
 
 
 def test_a_curve_over_temperatures_says_which_gamma():

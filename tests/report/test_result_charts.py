@@ -253,7 +253,7 @@ def test_a_curve_has_its_tangents_the_rule_and_a_table():
     assert [y is None for y in tangents.y] == [False, False, True, False, False]
     assert (tangents.y[0] + tangents.y[1]) / 2 == pytest.approx(3.0)
     (chart,) = charts_of(a_curve())
-    assert chart.x_lines == (("γ of the rule = 4", 4.0),)
+    assert chart.x_lines == (("default γ = 4", 4.0),)
     assert chart.below.startswith("At nβ = 100 (n/log n, n = 647). Bands: 95 % interval.")
     drawn = {trace["name"]: trace for trace in figure_of(chart)["data"]}
     assert drawn[tangents.name]["mode"] == "lines"

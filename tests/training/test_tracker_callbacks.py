@@ -3,6 +3,7 @@ installed.
 """
 
 import importlib.util
+import re
 import sys
 import types
 
@@ -65,6 +66,22 @@ def fake_lightning(monkeypatch):
     package.pytorch = inner
     monkeypatch.setitem(sys.modules, "lightning", package)
     monkeypatch.setitem(sys.modules, "lightning.pytorch", inner)
+
+
+@pytest.mark.parametrize(
+    ("make", "package", "module"),
+    [
+        (LightningTracker, "lightning", "lightning.pytorch"),
+        (HuggingFaceTracker, "transformers", "transformers"),
+    ],
+)
+def test_a_framework_that_is_not_installed_is_named_with_its_extra(
+    monkeypatch, make, package, module
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    cure = re.escape(f'needs {package}, which is not installed; pip install "lambdahat[{package}]"')
+    with pytest.raises(ModuleNotFoundError, match=cure):
+        make(["trace"], problem_of)
 
 
 class Module(nn.Module):

@@ -7,6 +7,7 @@ import math
 import numbers
 import re
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 _UNITS = {"": 1, "B": 1}
@@ -185,6 +186,17 @@ def require_choice(value: Any, name: str, choices: Collection[str], cure: str = 
     known = ", ".join(repr(choice) for choice in choices)
     cure = "; ".join(part for part in (did_you_mean(value, choices), cure) if part)
     raise ValueError(message(name, f"be one of {known}", describe(value), cure))
+
+
+def why_not(path: str | Path, kind: str = "file") -> str:
+    """Why a path is not an existing ``kind``, "file" or "folder", in a few words.
+
+    >>> why_not("/", "file"), why_not("/no/such/place", "folder")
+    ('it is a folder', 'no such folder')
+    """
+    path = Path(path)
+    other = path.is_dir() if kind == "file" else path.is_file()
+    return f"it is a {'folder' if kind == 'file' else 'file'}" if other else f"no such {kind}"
 
 
 def memory_bytes(memory: Any, least: int = 1) -> int | None:

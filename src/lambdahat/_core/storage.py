@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lambdahat._core.check import describe, require, require_type
+from lambdahat._core.check import describe, require, require_type, why_not
 
 FORMAT = "lambdahat"
 FORMAT_VERSION = 2  # 1 had no digest
@@ -305,7 +305,7 @@ class Result:
     def save(self, path: str | Path) -> Path:
         """Write to ``path`` (".json" is added when missing), atomically; arrays go to an .npz."""
         path = _json_path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         arrays: dict[str, NDArray[Any]] = {}
         document: dict[str, Any] = {"format": FORMAT, "version": FORMAT_VERSION}
         document["result"] = _encode(self, arrays)
@@ -333,7 +333,7 @@ class Result:
         index = next((folder / name for name in INDEXES if (folder / name).is_file()), None)
         path = _json_path(path) if index is None else index
         if not path.is_file():
-            got = f"{path} (no such file)"
+            got = f"{path} ({why_not(path)})"
             if folder.is_dir():
                 got = f"{folder} (a folder without {' or '.join(INDEXES)})"
             raise FileNotFoundError(f"path must name a result written by save(), got {got}")
@@ -363,9 +363,10 @@ class Result:
                 f"{path} holds unknown parts ({error}); upgrade lambdahat to read it"
             ) from error
         if not isinstance(result, cls):
+            kind, own = cls.__name__, type(result).__name__
             raise TypeError(
-                f"path must hold a {cls.__name__}, got a {type(result).__name__}; call"
-                f" {type(result).__name__}.load, or Result.load for any kind"
+                f"path must hold {_article(kind)} {kind}, got {_article(own)} {own}; call"
+                f" {own}.load, or Result.load for any kind"
             )
         return result
 
@@ -425,9 +426,31 @@ def _rest(count: int) -> str:
     return f", … {count} in all" if count > PARTS_SHOWN else ""
 
 
+def _article(word: str) -> str:
+    return "an" if word[0] in "AEIO" else "a"
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, unless it exists."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        block = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        where = "it" if block == folder else str(block)
+        raise FileExistsError(
+            f"folder must be a folder or the name of a new one, got {folder}, but {where} is a"
+            " file; name another"
+        ) from error
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old contents or the new, never a part."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    if path.is_dir():
+        raise IsADirectoryError(f"path must name a file, got {path}, a folder; name a file in it")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:  # the name that its caller knows
+        raise OSError(error.errno, error.strerror, str(path)) from error
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
@@ -455,25 +478,25 @@ def is_result_file(path: Path) -> bool:
         return blob.startswith(HEAD) or f'"{DIGEST}": "'.encode() in blob
     if not isinstance(document, dict):
         return False
-    kind, told = document.get("format"), document.get(DIGEST)
+    kind, mark = document.get("format"), document.get(DIGEST)
     rest = {key: value for key, value in document.items() if key != DIGEST}
-    if kind == FORMAT or told is None:
+    if kind == FORMAT or mark is None:
         return bool(kind == FORMAT)
     # others of ours are such as those of a checkpoint
-    return not (str(kind).startswith(f"{FORMAT}-") or told == _digest_of(rest))
+    return not (str(kind).startswith(f"{FORMAT}-") or mark == _digest_of(rest))
 
 
-def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
+def _read_arrays(path: Path, entry: Any) -> dict[str, NDArray[Any]]:
     """The arrays beside the result at ``path``, checked against the digest that it holds."""
-    if told is None:
+    if entry is None:
         return {}
-    file = path.with_name(told["file"])
+    file = path.with_name(entry["file"])
     if not file.is_file():
         raise FileNotFoundError(
             f"path must have its arrays beside it, got {file} (no such file); copy the .npz too"
         )
     blob = file.read_bytes()
-    if digest(blob) != told["sha256"]:
+    if digest(blob) != entry["sha256"]:
         raise Damaged(f"{file} is damaged: it is not what {path.name} was saved with")
     return read_arrays(file)
 

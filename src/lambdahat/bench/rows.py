@@ -644,7 +644,7 @@ def _cluster_rows(plan: Plan, count: int) -> list[BenchRow]:
     def error(found: float) -> float:
         return abs(found / count - 1)
 
-    notes = {"SciPy": f"eigsh, {count + BEYOND} eigenvalues, a number it was told"}
+    notes = {"SciPy": f"eigsh with {count + BEYOND} eigenvalues, a number that must be known"}
     name, timed = f"{count} clusters, n = {len(one):,}", plan.timed(makers)
     return rows("cluster count", name, timed, error, 0.05, None, notes, BLOCK_PRODUCT)
 

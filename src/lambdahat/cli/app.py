@@ -90,7 +90,7 @@ def verify(
     seed: int = options.SEED,
     output: options.Output = options.KEPT,
 ) -> int:
-    """Check the learning coefficient against exact answers. It runs at its default settings."""
+    """Check the learning coefficient against exact answers. All settings are at their defaults."""
     require_writable(output.out)
     from lambdahat.cli.verifications import run_verify
 
@@ -171,7 +171,7 @@ def demo(
     seed: int = options.SEED,
     quiet: bool = options.QUIET,
 ) -> int:
-    """Compare SGD and NGD on digits. Tests the NGD paper's claims and writes a page of them."""
+    """Compare SGD and NGD on digits. Test the NGD paper's claims and write a page of results."""
     require_writable(out)
     from lambdahat.cli.reproduce import run_demo
 

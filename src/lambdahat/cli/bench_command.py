@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from lambdahat._core.check import why_not
 from lambdahat.bench import records
 from lambdahat.bench.plans import Plan
 from lambdahat.bench.suite import describe_run, run
@@ -23,7 +24,7 @@ HEADER += ("over limit", "over machine", "note")
 NOTE = (
     "cost: in the unit of the task, its first row. ours / it: our cost over this one's; below 1 we"
     " are faster.\nerror: relative, against the exact answer. MiB: rise of the peak. over limit:"
-    " cost over the least that DESIGN §5\nor the count of arithmetic allows. over machine: time"
+    " cost over the least\nmeasured so far, or over the count of arithmetic. over machine: time"
     " over the least arithmetic or traffic at the machine's rates."
 )
 
@@ -31,6 +32,8 @@ NOTE = (
 def run_bench(plan: Plan, only: str, against: Path | None, tolerance: float, output: Output) -> int:
     """Measure, print and write; the exit code. ``against`` measures slower tasks once more."""
     _require_device(plan.device)
+    if against is not None and not against.is_file():
+        raise InputError(f"--against must name a bench.json, got {against} ({why_not(against)})")
     record = None if against is None else records.BenchResult.load(against)
     if record is not None:
         records.require_alike(describe_run(plan), record)
@@ -111,7 +114,6 @@ def write(result: records.BenchResult, folder: Path) -> None:
 
 
 def _save(result: records.BenchResult, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     result.save(folder / "bench.json")
 
 

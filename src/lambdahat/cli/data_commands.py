@@ -22,7 +22,7 @@ def run_list(as_json: bool) -> int:
     rows = []
     for name, entry in CATALOGUE.items():
         copy = None if entry.bundled else locate(name)
-        where = "bundled" if entry.bundled else "not here" if copy is None else str(copy.folder)
+        where = "bundled" if entry.bundled else "not found" if copy is None else str(copy.folder)
         if copy is not None and copy.missing:
             where += f" (without {', '.join(copy.missing)})"
         rows.append((name, entry.counts, entry.description, where))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,18 @@ def call_factory(spec: str, option: str = "FACTORY") -> Any:
         raise InputError(f"{option}: module {module_name} has no {attribute!r}; {known}")
     factory = getattr(module, attribute)
     if not callable(factory):
-        raise InputError(f"{option}: {spec} must be a function, got {type(factory).__name__}")
+        cure = f"write a function that returns the {type(factory).__name__}"
+        raise InputError(
+            f"{option}: {spec} must be a function, got {type(factory).__name__}; {cure}"
+        )
+    with suppress(ValueError):  # of a function without a signature
+        signature = inspect.signature(factory)
+        try:
+            signature.bind()
+        except TypeError as error:
+            cure = "write one that calls it with its arguments"
+            text = f"must be a function without arguments, got {attribute}{signature}; {cure}"
+            raise InputError(f"{option}: {spec} {text}") from error
     try:
         with foreign_output():
             return factory()
@@ -126,6 +139,9 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Tensor]:
     if path.parent.name == "checkpoints" and path.name in checkpoints.WHICH:
         return checkpoints.weights(path.parent.parent, path.name)
     if not path.is_file():
+        if path.is_dir():
+            cure = "name a file in it, or a run folder with checkpoints"
+            raise InputError(f"{option} must name a file of weights, got the folder {path}; {cure}")
         raise InputError(f"{option}: no such file: {path}")
     try:
         if path.suffix == ".safetensors":
@@ -136,7 +152,7 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Tensor]:
     except Exception as error:
         cure = "save model.state_dict() with torch.save, or with safetensors"
         cause = one_line(error)[:120]
-        if "weights_only" in one_line(error):
+        if "weights_only" in cause or isinstance(error, LookupError | EOFError):
             cause = "it holds other things than tensors, or is damaged"
         raise InputError(f"{option}: {path} is not a state dict ({cause}); {cure}") from error
     for key in ("state_dict", "model_state_dict", "model"):

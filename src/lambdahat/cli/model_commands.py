@@ -87,7 +87,7 @@ def init(
         "plain, images (torchvision) or transformers (Hugging Face).", ProblemKind.plain
     ),
 ) -> None:
-    """Write a problem that can be measured at once. Put your own model and data in its place."""
+    """Write a problem that can be measured at once. Adapt it to your own model and data."""
     from lambdahat._core.storage import write_atomically
 
     module = file.stem

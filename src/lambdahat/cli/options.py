@@ -335,11 +335,13 @@ class SamplingChoices:
         "kinetic, sgld, hmc, mala, rmsprop_sgld, sghmc or sgnht.", complete="kernel"
     )
     tol: float | None = _sampling("Relative standard error to reach.", shown="0.03")
-    max_gradients: int | None = _sampling("Most gradients over all chains.", min=100)
+    max_gradients: int | None = _sampling("Limit on the gradients of all chains.", min=100)
 
     def given(self) -> dict[str, Any]:
         """The settings that were given; a temperature that is a number becomes one."""
         chosen = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.kernel is not None:  # also where no quantity of this command is sampled
+            require_known("kernel", self.kernel, "--kernel")
         try:
             return {**chosen, "nbeta": float(chosen["nbeta"])}
         except (KeyError, ValueError):

@@ -26,7 +26,7 @@ WORD = re.compile(r"[^\W\d_]{2,}")
 NOTHING = ("", "-", "–", "—")  # an empty cell
 WIDTH = 80  # columns of a terminal
 SETTINGS = {"nβ": "nbeta", "γ": "localization"}
-NOTE = "± is one standard error; for eigenvalues, a bound: an eigenvalue lies that near."
+NOTE = "± is one standard error; for eigenvalues, a bound: an eigenvalue lies within it."
 
 
 def table_of(measurement: Measurement) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -141,7 +141,7 @@ def loss_for(split: Split, recipe: Recipe) -> str:
 
 
 def _rule(text: str, model: nn.Module) -> Any:
-    """A regularizer; one that looks at layers is told those of the model."""
+    """A regularizer; one that acts by layer gets the layers of the model."""
     name, given = named_options(text)
     kind, layers = REGULARIZERS.get(name), {}
     if kind is not None and "layers" in inspect.signature(kind).parameters:

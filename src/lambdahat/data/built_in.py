@@ -124,9 +124,9 @@ def synthetic_regression(
     """y = a·sin(XW) + a·XB + ε (§4.2.3 of the regularization thesis), of shapes (n, inputs) and (n,
     1).
 
-    X is uniform on (0, b), W and B on (0, c), ε normal with deviation ``noise``. The defaults are
-    those of §5.5, where y has a variance of about 30. The last ``held_out`` of the samples are the
-    test part.
+    X is uniform on (0, b), W and B on (0, c), ε normal with standard deviation ``noise``. The
+    defaults are those of §5.5, where y has a variance of about 30. The last ``held_out`` of the
+    samples are the test part.
     """
     require_count(samples, "samples", least=2)
     require_count(inputs, "inputs")

@@ -63,10 +63,10 @@ def register_dataset(
         name: The name to ask for.
         description: A few words for lists.
         counts: Training and test samples of the whole; for texts the tokens.
-        options: What ``load`` may be told, with the defaults. A text has "length".
+        options: Options of ``load``, with their defaults. A text has "length".
         forms: Sets of files, each complete in itself. The reader is given their folder; without
             files it is called with the options alone.
-        folders: Usual names of the folder, the first its own.
+        folders: Usual names of the folder; the library uses the first.
         sources: Where ``fetch`` gets the files of the first form, tried in turn.
         manual: How to get them where there is no open source.
         fixed: Arguments of the reader that this name decides.
@@ -126,9 +126,9 @@ def load(name: str, folder: str | Path | None = None, verify: bool = True, **opt
     Looks in ``folder``, or in the folder that LAMBDAHAT_DATA names and then in the user's cache;
     ``fetch`` brings what is missing. ``verify=False`` takes files of other contents than the
     published ones, such as a part of the data, if they are well formed. Options: ``normalization``
-    for images ("unit" [0, 1], "symmetric" [−1, 1], "standard" mean 0 and deviation 1 per channel of
-    the training images, "raw" bytes), ``length`` of the stretches of a text, ``seed`` and
-    ``held_out`` for digits.
+    for images ("unit" [0, 1], "symmetric" [−1, 1], "standard" zero mean and unit standard deviation
+    per channel of the training images, "raw" bytes), ``length`` of the stretches of a text,
+    ``seed`` and ``held_out`` for digits.
 
     >>> split = load("digits")
     >>> tuple(split.train[0].shape), split.classes
@@ -198,9 +198,9 @@ def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None
     """Download and verify the files of a data set from the first source that works, and return
     their folder.
 
-    Files that are there and right are kept, a broken download is continued. ``folder`` is where
-    they go (by default the folder that LAMBDAHAT_DATA names, else the user's cache); ``mirror`` is
-    an address to take the files from instead.
+    Files that already exist and verify are kept; an interrupted download is resumed. ``folder`` is
+    where they go (by default the folder that LAMBDAHAT_DATA names, else the user's cache);
+    ``mirror`` is an address to take the files from instead.
     """
     entry = _entry(name)
     expected = "be a data set that is not bundled"

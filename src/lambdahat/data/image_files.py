@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lambdahat._core.check import describe, require, require_choice, require_count
+from lambdahat._core.check import describe, require, require_choice, require_count, why_not
 from lambdahat._core.progress import report
 from lambdahat._core.storage import read_arrays
 from lambdahat._core.unpickling import read_pickle
@@ -339,7 +339,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
 
     Classes are the folders in alphabetical order. A picture's shorter side is scaled to
     size·256/224 and its middle cut out. ``normalization``: "unit", "symmetric", or "standard" with
-    the customary mean and deviation of ImageNet. Needs Pillow.
+    the customary mean and standard deviation of ImageNet. Needs Pillow.
     """
 
     def __init__(
@@ -350,7 +350,8 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         self.normalization = require_choice(normalization, "normalization", known)
         if not self.folder.is_dir():
             raise FileNotFoundError(
-                f"folder must be a folder of one folder per class, got {folder} (no such folder)"
+                "folder must be a folder of one folder per class, got"
+                f" {folder} ({why_not(folder, 'folder')})"
             )
         self.classes = sorted(path.name for path in self.folder.iterdir() if path.is_dir())
         self.samples = [

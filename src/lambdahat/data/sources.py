@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
-from lambdahat._core.check import describe, require
+from lambdahat._core.check import describe, require, why_not
 from lambdahat._core.progress import report
 from lambdahat._core.storage import bounded_stream, unpacked_size
 
@@ -129,7 +129,8 @@ def candidates(folders: Sequence[str], folder: str | Path | None) -> list[list[P
     if folder is not None:
         named = Path(folder).expanduser()
         if not named.is_dir():
-            raise FileNotFoundError(f"folder must be a folder, got {named} (no such folder)")
+            why = why_not(named, "folder")
+            raise FileNotFoundError(f"folder must be a folder, got {named} ({why})")
         return [[named, *(named / inner for inner in folders)]]
     return [[root / inner for inner in folders] for root in roots()]
 

@@ -246,7 +246,7 @@ def _diagonalise(operator: LinearOperator, wanted: Wanted, count: int) -> tuple[
 
 
 def default_budget(count: int) -> int:
-    """The most products for ``count`` pairs, unless told."""
+    """The default largest number of products for ``count`` pairs."""
     return 1000 + 50 * count
 
 

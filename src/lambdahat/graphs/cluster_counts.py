@@ -94,7 +94,7 @@ class Gap(Result):
 
     @property
     def width(self) -> float:
-        """The width in λ up to 1: eigenvalues beyond do not tell of clusters."""
+        """The width in λ up to 1: eigenvalues beyond do not indicate clusters."""
         return max(min(self.high, 1.0) - self.low, 0.0)
 
     @property
@@ -113,8 +113,8 @@ class Clusters(Estimate):
     standard error covers the choice among them. ``components`` is the exact number of connected
     components, isolated nodes included; it is a lower bound of the count, with an infinite standard
     error and the status UNRESOLVED, if eigenvalues could not confirm that there are no other
-    clusters. ``labels`` (n,) are the nodes' clusters if requested. A graph without edges has no
-    ``spectrum``: each node is a cluster.
+    clusters. ``labels`` (n,) are the clusters of the nodes, if requested. A graph without edges has
+    no ``spectrum``: each node is a cluster.
     """
 
     cut: float = math.nan
@@ -176,7 +176,7 @@ def clusters(
     status is ``NO_GAP`` if no gap is wider than 2.3 s, and ``RIVAL_GAPS`` if the first has a weight
     below ½; the first is then never the count 1 of a connected graph.
 
-    The probes are split by a random walk's guess at the clusters (``probed_moments``), which
+    The probes are split by the clusters that a random walk suggests (``probed_moments``), which
     removes most of their error without bias.
 
     Args:
@@ -184,7 +184,7 @@ def clusters(
         moments: Chebyshev moments of the spectrum.
         probes: Random probes; by default none (exact) up to 1,000 nodes, and 100 beyond.
         seed: The seed of the probes.
-        cut: λ*, if it is to be set by hand.
+        cut: λ*, to set it by hand.
         labels: Whether to add each node's cluster, by spectral clustering.
 
     Returns:

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from lambdahat._core.check import describe, require, require_choice
+from lambdahat._core.check import describe, require, require_choice, why_not
 from lambdahat._core.storage import require_modest, unpacked_size
 from lambdahat.graphs.edge_lists import (
     PACKED,
@@ -142,7 +142,7 @@ def _apply_rules(source: Graph, rules: Rules, name: str) -> Graph:
 
 def _file(path: Path, format: str | None, rules: Rules, name: str | None) -> Graph:
     fine = path.is_file()
-    require(fine, "source", "name a file", f"{path} (no such file)", "", FileNotFoundError)
+    require(fine, "source", "name a file", f"{path} ({why_not(path)})", "", FileNotFoundError)
     plain = path.with_suffix("") if path.suffix in PACKED else path
     if format is not None:
         require_choice(format, "format", FORMATS)

@@ -133,8 +133,8 @@ class MaxentDensity(Density):
     Eqs. 2.28 and 3.9. ``coefficients`` are α_0 … α_m, ``targets`` the Chebyshev moments μ_0 … μ_m
     asked for, ``errors`` their standard errors, and ``residuals`` μ_k less those of p. ``weights``
     make ∫ f p dλ = Σ_i weights_i·values_i·f(grid_i). ``log_prior`` is log q₀ on the grid, None for
-    q₀ = 1. ``penalty`` is the regularisation taken. The status is MISMATCH if a residual is beyond
-    both the tolerance and the error of its moment.
+    q₀ = 1. ``penalty`` is the regularisation that was used. The status is MISMATCH if a residual is
+    beyond both the tolerance and the error of its moment.
     """
 
     weights: Array = field(default_factory=lambda: np.zeros(0))
@@ -176,7 +176,7 @@ class MaxentDensity(Density):
         return self.relative_entropy() - prior
 
     def relative_entropy(self) -> float:
-        """−∫ p log(p/q₀) dλ = 1 + Σ_k α_kμ_k, what was maximised (Eq. 2.24)."""
+        """−∫ p log(p/q₀) dλ = 1 + Σ_k α_kμ_k, the maximised quantity (Eq. 2.24)."""
         return 1.0 + float(self.coefficients @ self.matched)
 
     def kl(self, other: Density, numeric: bool = False) -> float:

@@ -371,8 +371,8 @@ def fit_classical(
 
     Power moments on u in [0, 1]; one multiplier after the other is moved by log(μ_i/⟨uⁱ⟩), as
     Fitzsimons et al. (2017) do, until all moments match to ``tol`` or after ``sweeps`` rounds. It
-    is here for comparison: powers become alike with their order, so that with more than a few
-    moments it stops short of the maximum.
+    is provided for comparison: high powers are nearly equal to each other, so that with more than a
+    few moments it stops short of the maximum.
     """
     values, covariance, bounds, _ = in_chebyshev(moments, basis, bounds, None)
     require_count(sweeps, "sweeps")

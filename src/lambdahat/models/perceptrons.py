@@ -97,7 +97,9 @@ def dropouts(rate: float) -> list[Callable[[], nn.Module]]:
 
 
 def _require_sizes(sizes: Sequence[int]) -> None:
-    check.require(len(sizes) >= 2, "sizes", "name at least the inputs and the outputs", repr(sizes))
+    expected, cure = "name at least the inputs and the outputs", "such as [784, 256, 10]"
+    listed = isinstance(sizes, Sequence) and len(sizes) >= 2
+    check.require(listed, "sizes", expected, repr(sizes), cure)
     for size in sizes:
         check.require_count(size, "sizes")
 

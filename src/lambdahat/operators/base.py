@@ -220,7 +220,7 @@ class LinearOperator(ABC):
         return None
 
     def known_bounds(self) -> tuple[float, float]:
-        """An interval that holds the spectrum and costs no product; its ends may be infinite."""
+        """An interval that contains the spectrum and costs no product; its ends may be infinite."""
         return 0.0 if self.psd else -math.inf, math.inf
 
     def capturable_product(self) -> CapturableProduct | None:

@@ -175,14 +175,14 @@ def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -
 
     Args:
         matrix: The matrix.
-        symmetric: Checked where the entries are there. Where only products are, it is assumed, and
-            checked on random vectors to the rounding of the products.
+        symmetric: Checked if the entries are available. If only products are, symmetry is assumed,
+            and checked on random vectors up to the rounding of the products.
         psd: The caller's promise that the matrix is positive semi-definite.
 
     Raises:
         ValueError: If the matrix is not square, real and finite, or not symmetric where it has to
             be.
-        TypeError: If it is no matrix.
+        TypeError: If it is not a matrix.
 
     >>> A = operator([[2.0, 1.0], [1.0, 3.0]])
     >>> A @ torch.tensor([1.0, 0.0])

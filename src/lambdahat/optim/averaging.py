@@ -53,7 +53,7 @@ class IterateAverage:
 
     @property
     def count(self) -> int:
-        """How many iterates have been averaged."""
+        """The number of averaged iterates."""
         return max(0, (self.calls - self.start) // self.every + 1)
 
     @property
@@ -62,7 +62,7 @@ class IterateAverage:
         return self._averaged.module if self.count else self._live
 
     def update(self) -> None:
-        """Count a unit and average the model's weights if it is their turn."""
+        """Count a unit, and average the model's weights if they are due."""
         self.calls += 1
         if self.calls >= self.start and (self.calls - self.start) % self.every == 0:
             self._averaged.update_parameters(self._live)
@@ -83,7 +83,8 @@ def refresh_batch_norm(model: nn.Module, batches: Iterable[Any], limit: int | No
     """Recompute the batch-norm statistics of ``model`` from the first ``limit`` batches, by default
     all; a batch is x or (x, …).
 
-    Where passing all the data would double an epoch's cost a sample does (§7.3.1, spectral thesis).
+    If passing all the data would double the cost of an epoch, a sample suffices (§7.3.1, spectral
+    thesis).
     """
     if limit is not None:
         require_count(limit, "limit")
@@ -297,8 +298,8 @@ class Wrapper(Optimizer):
 class Lookahead(Wrapper):
     """k steps of ``base``, then θ ← φ + α(θ − φ), φ the weights before them (Zhang et al., 2019).
 
-    α = 1 is ``base``. Around an optimiser that averages its iterates it rests once averaging has
-    begun, so that ``Lookahead(Gadam(…))`` is the spectral thesis's Gadam + LH (§7.8.5).
+    α = 1 is ``base``. Around an optimiser that averages its iterates it does nothing once averaging
+    has begun, so that ``Lookahead(Gadam(…))`` is the spectral thesis's Gadam + LH (§7.8.5).
     ``centralize`` first takes the mean over all axes but the first from every gradient of more than
     one axis (Yong et al., 2020; §7.10.1).
     """

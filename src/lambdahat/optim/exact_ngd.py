@@ -78,7 +78,7 @@ class ExactNGD(descent.ObservingDescent):
 
     @property
     def due(self) -> bool:
-        """Whether the Fisher matrix is wanted anew before the next step."""
+        """Whether the Fisher matrix must be measured again before the next step."""
         return (self.solver == "cg" and self._operator is None) or super().due
 
     @property

@@ -27,10 +27,10 @@ class LanczosNewton(descent.ObservingDescent):
     2014), or on the Gauss–Newton matrix ("ggn"); the rest of the space steps at α/δ. ``eta`` above
     1 shortens the steps in the sharp directions alone: LOPT[η], §6.4.1.
 
-    The pairs come from ``observe(problem)``, on a curvature batch of one's own choice, whenever
-    ``due``: before the first step and then every ``every`` steps. An observation costs ``pairs``
-    products and keeps ``pairs`` vectors. Momentum and weight decay are those of
-    ``torch.optim.SGD``, so that with no pairs this is SGD at rate lr/δ.
+    The pairs come from ``observe(problem)``, on a curvature batch of your choice, whenever ``due``:
+    before the first step and then every ``every`` steps. An observation costs ``pairs`` products
+    and keeps ``pairs`` vectors. Momentum and weight decay are those of ``torch.optim.SGD``, so that
+    with no pairs this is SGD at rate lr/δ.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LanczosNewton(descent.ObservingDescent):
 
     @property
     def due(self) -> bool:
-        """Whether new Ritz pairs are wanted before the next step."""
+        """Whether Ritz pairs must be measured again before the next step."""
         return self.pairs > 0 and super().due
 
     def observe(self, problem: Problem) -> None:

@@ -96,8 +96,8 @@ class BatchProduct:
 def batch_product(loss: Tensor, parameters: Tensors) -> BatchProduct:
     """Return ``product(v)`` = Hv for the Hessian of a batch's ``loss``, a scalar with its graph.
 
-    Take it before ``loss.backward()``, and give that ``retain_graph=True``; or spare that pass, for
-    ``product.gradient`` is what it would leave in ``.grad``. A model with weight norm is run within
+    Call it before ``loss.backward(retain_graph=True)``, or skip that pass: ``product.gradient`` is
+    what it would leave in ``.grad``. A model with weight norm is run within
     ``true_second_derivatives(model)``, for torch's own kernel has a wrong second derivative.
 
     >>> weight = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -178,7 +178,7 @@ class Rule(ABC):
         """The term added to each gradient; ``curvature`` is Hθ, empty if no product is needed."""
 
     def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
-        """Hθ, or what the rule has in its place."""
+        """Hθ, or what the rule uses in its place."""
         if not self.needs_product:
             return []
         return require_product(product, self)(list(parameters))
@@ -281,8 +281,8 @@ class Metric(Rule):
 class SelectiveL2(Rule):
     """λθ_i where |(Hθ)_i| < ω·max_j |(Hθ)_j|, the maximum over i's layer; 0 elsewhere (Table 4.1).
 
-    It spares the parameters that matter most to the loss. ω = 0 spares all of them: the base
-    optimiser. ω = ∞ spares none: L2. ``layers`` names the layer of each parameter, as
+    It spares the parameters that matter most to the loss. ω = 0 spares all of them, which is the
+    base optimiser; ω = ∞ spares none, which is L2. ``layers`` names the layer of each parameter, as
     ``layers_of(model)`` does; by default every tensor is a layer of its own.
     ``reading="absolute_hessian"`` compares |(|H|θ)_i|, by ``depth`` Lanczos steps.
     """

@@ -231,7 +231,7 @@ class Ranks:
 
 @contextmanager
 def on_one_rank() -> Iterator[None]:
-    """Problems made inside belong to this process alone unless told otherwise."""
+    """Problems made inside belong to this process alone unless ``ranks`` says otherwise."""
     token = _alone.set(True)
     try:
         yield

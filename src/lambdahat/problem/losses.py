@@ -279,10 +279,13 @@ class CrossEntropy(Loss):
             kept = target.long()
             least, most = _range(kept.masked_fill(kept == self.ignored, 0))
             if least < 0 or most >= classes:
+                cure = f"number classes from 0, and mark targets to leave out with {self.ignored}"
+                if classes == 1:
+                    cure = 'for one output and two classes use "bce_with_logits"'
+                named = "1 class" if classes == 1 else f"{classes} classes"
                 raise ValueError(
-                    f"targets must lie in [0, {classes - 1}] for {classes} classes, got values in"
-                    f" [{low}, {high}]; number classes from 0, and mark targets to leave out with"
-                    f" {self.ignored}"
+                    f"targets must lie in [0, {classes - 1}] for {named}, got values in"
+                    f" [{low}, {high}]; {cure}"
                 )
 
     def terms(self, target: Tensor, size: int) -> float:

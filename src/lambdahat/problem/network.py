@@ -325,7 +325,9 @@ def device_of(tensors: Mapping[str, Tensor], asked: torch.device | str | None) -
     try:
         torch.empty(0, device=asked)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise ValueError(f'device must be available, got {asked!r}; use "cpu" ({error})') from error
+        why = str(error).partition(".")[0].partition(" at start of ")[0]
+        why = f"torch knows no device {asked!r}" if "Expected one of" in why else why
+        raise ValueError(f'device must be available, got {asked!r}; use "cpu" ({why})') from error
     return torch.device(asked)
 
 

@@ -129,7 +129,7 @@ def _move_rate(levels: BatchLevels, request: AdviceRequest) -> list[Recommendati
     ]
     exponent = propagate(lambda first, last: math.log(last / first) / math.log(new / old), *ends)
     reason = (
-        f"from {old:,} to {new:,} the measured limit goes as B^p: {in_words(exponent)}; elsewhere"
+        f"from {old:,} to {new:,} the measured limit grows as B^p: {in_words(exponent)}; elsewhere"
         " it is unknown"
     )
     advice = [Recommendation("scaling exponent", 0, exponent, reason)]
@@ -243,17 +243,18 @@ def advise(
     "adam", "adamw", "rmsprop", "kfac" (on the Gauss–Newton matrix) or "lanczos-newton". For the
     first three come the largest stable rate, how it scales with the batch size (default 128, or all
     data if fewer) and where that ends; for the rest the least ε or damping δ at ``learning_rate``
-    (default 1e-3 and 1), by a rule whose error is unknown. With ``new_batch_size`` all is given for
-    both sizes, and ``learning_rate`` is moved to the new one.
+    (default 1e-3 and 1), by a rule whose error is unknown. With ``new_batch_size`` everything is
+    computed for both sizes, and ``learning_rate`` is moved to the new one.
 
     λ₁ is measured on all data, τ² and σ² on ``samples`` samples (default at most 1,024), and λ₁ of
-    ``batches`` batches of each size (default as many as hold all data once, from 10 to 30). Up to
-    12 parameters rates are the exact limit of the coupled second moments; beyond, they follow τ² of
-    the direction with the lowest, or the batches if these show significantly less. Their intervals
-    are positive and, unless the loss is quadratic, include what networks do beyond the local
-    quadratic. Predictions that miss are cautions. With ``steps`` the largest stable rates are also
-    found by training that long, judged by ``factor`` as ``largest_stable_rate`` does. All holds at
-    this point of parameter space: advice for the start of training is not advice for its end.
+    ``batches`` batches of each size (default: enough to cover the data once, from 10 to 30). For up
+    to 12 parameters, rates are the exact limit of the coupled second moments; beyond, they follow
+    τ² of the direction with the lowest, or the batches if these show significantly less. Their
+    intervals are positive and, unless the loss is quadratic, include what networks do beyond the
+    local quadratic. Predictions that disagree with the measurements are listed as cautions. With
+    ``steps`` the largest stable rates are also found by training that long, judged by ``factor`` as
+    ``largest_stable_rate`` does. All of this holds at the present parameters: advice for the start
+    of training does not hold at its end.
 
     With norm="train" no sample has a curvature of its own, and rates come from λ₁ of the measured
     batches alone: with momentum two rates that bracket the limit, no predictions, and no ε or
@@ -449,7 +450,7 @@ def _rate_cautions(
             )
     if isinstance(levels, NoiseLevels) and float(levels.smallest) < -0.1 * float(levels.largest):
         cautions.append(
-            f"the smallest eigenvalue is {text(levels.smallest)}: the loss still falls away there,"
+            f"the smallest eigenvalue is {text(levels.smallest)}: the loss still falls along it,"
             " and λ₁ will change"
         )
     return cautions
@@ -472,8 +473,8 @@ def _rule_cautions(levels: NoiseLevels, request: AdviceRequest) -> list[str]:
             harmless = request.optimizer in GRADIENT and not view.strays("directional")
             cautions.append(
                 f"λ₁ of batches of {view.batch_size:,} was measured as {text(view.measured)} but"
-                " predicted otherwise "
-                f"({'; '.join(stray)})" + "; no rate here takes noise for isotropic" * harmless
+                " predicted differently "
+                f"({'; '.join(stray)})" + "; no rate here assumes isotropic noise" * harmless
             )
     return cautions
 

@@ -239,10 +239,10 @@ def _stable_rates(levels: NoiseLevels, request: AdviceRequest) -> list[Recommend
     for size in request.batch_sizes:
         view, binding = levels.view(size), _binding(levels, request, size)
         added = propagate(lambda noise, b=view.effective: noise / b, binding.noise)
-        adds = f"to which a batch of {size:,} adds {text(added)}"
+        adds = f"and a batch of {size:,} adds {text(added)}"
         if binding.name == SHARPEST:
             true, seen = text(levels.largest), text(view.measured)
-            numbers = f"λ₁ = {true} of all data, {adds}; the batches have {seen}"
+            numbers = f"λ₁ = {true} on all data, {adds}; measured on batches, λ₁ = {seen}"
         else:
             noisier = f"{binding.name}, noisier than the sharpest direction"
             numbers = f"{noisier}, has λ = {text(binding.curvature)}, {adds}"
@@ -255,13 +255,13 @@ def _stable_rates(levels: NoiseLevels, request: AdviceRequest) -> list[Recommend
 
 def _formula(request: AdviceRequest) -> str:
     if request.momentum == 0:
-        return "2/(λ + what a batch adds), 2/λ₁ of the batch (Eq. 5.34) in mean square over batches"
+        return "2/(λ + excess of a batch): Eq. 5.34, 2/λ₁ of the batch, in mean square over batches"
     rho = f"{request.momentum:g}"
     if request.nesterov:
         limit = "2(1 + ρ)/((1 + 2ρ)λ₁) with all data"
         return f"mean-square stability of Nesterov's momentum ρ = {rho}, {limit}"
     noise = (1 + request.momentum) / (1 - request.momentum)
-    return f"2(1 + ρ)/(λ + {noise:.3g}·(what a batch adds)) with momentum ρ = {rho}"
+    return f"2(1 + ρ)/(λ + {noise:.3g}·(excess of a batch)) with momentum ρ = {rho}"
 
 
 def _keep_share(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:
@@ -273,7 +273,7 @@ def _keep_share(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendat
     limits = [rate_limit(levels, request, size) for size in (old, new)]
     value = PositiveEstimate.of(propagate(lambda first, last: rate * last / first, *limits))
     share = f"{rate:g} is {rate / float(limits[0]):.0%} of the limit at {old:,}"
-    reason = f"{share}, and this is as much of the limit at {new:,}"
+    reason = f"{share}, and this is the same share of the limit at {new:,}"
     return [Recommendation("learning rate", new, value, reason)]
 
 
@@ -283,7 +283,7 @@ def _scaling(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation
     if first != last:
         limits = [rate_limit(levels, request, size) for size in (first, last)]
         exponent = propagate(lambda a, b: math.log(b / a) / math.log(last / first), *limits)
-        about = f"from {first:,} to {last:,} the limit goes as B^p"
+        about = f"from {first:,} to {last:,} the limit grows as B^p"
     else:
         exponent = _binding(levels, request, first).exponent(request, levels.view(first).effective)
         about = f"at {first:,}, where noise falls as 1/b, doubling b gives 2^p times the limit"
@@ -333,7 +333,7 @@ def _about_end(levels: NoiseLevels, slowest: _Direction) -> str:
     true = float(levels.largest)
     ratio = f"τ²/λ₁² = {float(levels.tau2) / true**2:.3g}"
     plain = levels.parameters * float(levels.variance) / true**2
-    isotropic = f"Pσ²/λ₁² = {plain:.3g} were the noise isotropic"
+    isotropic = f"Pσ²/λ₁² = {plain:.3g} if the noise were isotropic"
     near = max(float(slowest.noise), 0.0) / (2 * true - float(slowest.curvature))
     about = f"without momentum it is near {near:.3g}"
     if slowest.name != SHARPEST:

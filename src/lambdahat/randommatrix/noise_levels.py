@@ -49,9 +49,9 @@ class BatchView(Result):
     """λ₁ of batches of one size B of N: ``measured``, its mean, and ``predicted`` by each model.
 
     ``spread`` is the standard deviation between batches. ``sharpness`` is E λ₁²/E λ₁ over batches;
-    few batches miss rare samples and then show too little. ``overlap`` is the mean |φ̂₁ᵀφ₁|² of a
-    batch's sharpest direction with that of all data, ``effective`` is b = B/(1 − B/N). If all data
-    have no curvature of their own, ``overlap`` is NaN and nothing is predicted.
+    a few batches may miss rare samples, which makes it too small. ``overlap`` is the mean |φ̂₁ᵀφ₁|²
+    of a batch's sharpest direction with that of all data, ``effective`` is b = B/(1 − B/N). If all
+    data have no curvature of their own, ``overlap`` is NaN and nothing is predicted.
     """
 
     batch_size: int
@@ -63,7 +63,7 @@ class BatchView(Result):
     predicted: Mapping[str, Estimate]
 
     def strays(self, model: str) -> bool:
-        """Whether a prediction and the measured mean differ for sure."""
+        """Whether a prediction and the measured mean differ significantly."""
         return differ(self.measured, self.predicted[model])
 
 
@@ -113,7 +113,7 @@ class NoiseLevels(Result):
 
     @property
     def complete(self) -> bool:
-        """Whether the known directions are all there are."""
+        """Whether the known directions are all directions."""
         return len(self.directions) == self.parameters
 
     @property
@@ -129,7 +129,7 @@ class NoiseLevels(Result):
     def flatter(self) -> dict[str, tuple[Estimate, Estimate]]:
         """λ_j and τ_j² of other directions: eigenvectors, and the mean of the rest.
 
-        Both must be above 0 for sure. An eigenvalue counts from TOL of the largest on, its
+        Both must be significantly above 0. An eigenvalue counts from TOL of the largest on, its
         accuracy. All λ_j add up to tr H̄, and all τ_j² to P²σ². The rest counts if no eigenvalue is
         below 0.
         """

@@ -377,8 +377,9 @@ def _flat(values: float | torch.Tensor) -> Array:
 class PredictedOutlier(Result):
     """An eigenvalue of the full data and its predicted counterpart in a batch.
 
-    ``batch`` is the mean over batches of the eigenvalue, the edge of the bulk where it drowns;
-    ``spread`` its standard deviation between batches; ``overlap`` |φ̂ᵀφ|², 0 where it drowns.
+    ``batch`` is the mean of the eigenvalue over batches, or the edge of the bulk if it is hidden
+    there; ``spread`` its standard deviation between batches; ``overlap`` |φ̂ᵀφ|², 0 where it is
+    hidden.
     """
 
     full: Estimate

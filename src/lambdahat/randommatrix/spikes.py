@@ -133,7 +133,9 @@ class SpikedModel(ABC):
         return np.asarray((values > self.thresholds[1]) | (values < self.thresholds[0]))
 
     def outlier(self, eigenvalue: ArrayLike) -> Array:
-        """Where a true eigenvalue is seen: ψ(ℓ), or the nearer edge if it does not stand apart."""
+        """The position at which a true eigenvalue is observed: ψ(ℓ), or the nearer edge if it does
+        not stand apart.
+        """
         lower, upper = self.thresholds
 
         def hidden(values: Array) -> Array:
@@ -142,11 +144,13 @@ class SpikedModel(ABC):
         return self._where_apart(eigenvalue, self._seen, hidden)
 
     def overlap(self, eigenvalue: ArrayLike) -> Array:
-        """|φ̂ᵀφ|² of seen and true eigenvector; 0 if the eigenvalue does not stand apart."""
+        """|φ̂ᵀφ|² of the observed and the true eigenvector; 0 if the eigenvalue does not stand
+        apart.
+        """
         return self._where_apart(eigenvalue, lambda x: self._slope(x) * self._shrinkage(x))
 
     def spread(self, eigenvalue: ArrayLike) -> Array:
-        """Standard deviation √(2vψ') of the seen eigenvalue between batches; 0 inside the bulk.
+        """Standard deviation √(2vψ') of the observed eigenvalue between batches; 0 inside the bulk.
 
         v is its own coupling. For Gaussian noise, whose diagonal varies twice as much as the rest
         (Capitaine et al. 2009; Bai and Yao 2008).
@@ -156,16 +160,18 @@ class SpikedModel(ABC):
         )
 
     def relative_shift(self, eigenvalue: ArrayLike) -> Array:
-        """(ψ(ℓ) − ℓ)/ℓ outside the true bulk: what noise adds, proportional to 1/b."""
+        """(ψ(ℓ) − ℓ)/ℓ outside the true bulk: the effect of noise, proportional to 1/b."""
         values = np.asarray(eigenvalue, dtype=np.float64)
         return np.asarray((self._seen(values) - values) / values)
 
     def closeness(self, eigenvalue: ArrayLike) -> Array:
-        """1 − ψ'(ℓ) outside the true bulk, proportional to 1/b: 1 where an eigenvalue drowns."""
+        """1 − ψ'(ℓ) outside the true bulk, proportional to 1/b: 1 where an eigenvalue is hidden in
+        the bulk.
+        """
         return self._sum(np.asarray(eigenvalue, dtype=np.float64), 2)
 
     def inverse(self, observed: ArrayLike) -> Array:
-        """The true eigenvalue of one seen beyond the edges; NaN inside the bulk."""
+        """The true eigenvalue of one observed beyond the edges; NaN inside the bulk."""
         values, (lower, upper), (low, high) = np.asarray(observed), self.thresholds, self.edges
         require(not np.isinf(values).any(), "observed", "be finite", "infinity")
         true = np.full(values.size, math.nan)
@@ -297,7 +303,7 @@ class Multiplicative(SpikedModel):
         return np.asarray(at * (1.0 + self._sum(at, 1)))
 
     def inverse(self, observed: ArrayLike) -> Array:
-        """The true eigenvalue of one seen beyond the edges; NaN inside the bulk."""
+        """The true eigenvalue of one observed beyond the edges; NaN inside the bulk."""
         values = np.asarray(observed, dtype=np.float64)
         rounding = 1e-12 * self.edges[1]
         least = float(values.min(initial=math.inf))

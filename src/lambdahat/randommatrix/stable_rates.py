@@ -84,15 +84,15 @@ def largest_stable_rate(
     """The largest learning rate at which ``steps`` steps from the problem's point do not diverge.
 
     A run diverges if the loss of a batch is not finite, or if the loss of all data ends above
-    ``factor`` times the first. A network that dies ends near the loss of chance, so at the start of
-    training a factor below 1 asks that it learns. Near a minimum noise alone raises the loss: with
-    None a run diverges if it ends above the first loss by 2·4² times as much as runs at a quarter
-    of ``start`` do, (α/start)² of that at rates α below ``start``, which should then be near the
-    limit. ``optimizer`` is "sgd", "momentum" or "nesterov" (both 0.9), "adam", or a function
-    ``(parameters, rate) -> torch.optim.Optimizer``. ``batch_size`` samples a step (default: all)
-    are drawn without replacement, a new order each epoch.
+    ``factor`` times the first. A network whose units die ends near the loss of guessing, so at the
+    start of training a factor below 1 requires that it learns. Near a minimum noise alone raises
+    the loss: with None a run diverges if it ends above the first loss by 2·4² times as much as runs
+    at a quarter of ``start`` do, (α/start)² of that at rates α below ``start``, which should then
+    be near the limit. ``optimizer`` is "sgd", "momentum" or "nesterov" (both 0.9), "adam", or a
+    function ``(parameters, rate) -> torch.optim.Optimizer``. ``batch_size`` samples a step
+    (default: all) are drawn without replacement, a new order each epoch.
 
-    From ``start`` the rate goes by factors of 4 until one is stable and the next is not, then by
+    From ``start`` the rate changes by factors of 4 until one is stable and the next is not, then by
     bisection of its logarithm until the two are within ``tol``. Each of ``runs`` has its own order
     of the data; with all data there is one. On a quadratic a rate above the limit by a part δ lets
     the loss along the sharpest direction grow as e^(4δt): if that direction has a share s of the
@@ -301,9 +301,9 @@ def rate_ratio(
     them, or directions (P, k).
 
     An optimiser without a state takes its first step with the problem's gradient before. One that
-    has ``observe`` is shown the problem when ``due``. One that listens to backward passes, as KFAC
-    does for the empirical Fisher, gets one from ``backward()`` ahead of each step. If steps depend
-    on the gradient as a whole, as with NGD's ``rescale``, pass a ``gradient`` (P,) about which to
+    has ``observe`` observes the problem when ``due``. For one with hooks on backward passes, as
+    KFAC has for the empirical Fisher, ``backward()`` is called before each step. If steps depend on
+    the gradient as a whole, as with NGD's ``rescale``, pass a ``gradient`` (P,) about which to
     probe. Parameters, gradients and state are restored at the end.
     """
     require_problem(problem)

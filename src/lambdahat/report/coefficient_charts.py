@@ -302,7 +302,7 @@ def _(curve: CoefficientCurve) -> list[Chart]:
     if curve.axis == "localization":
         letter, label = "γ", "localization γ"
         fixed = f"nβ = {first.nbeta:.4g} ({first.temperature})"
-        default = f"γ of the rule = {curve.default:.3g}"
+        default = f"default γ = {curve.default:.3g}"
     else:
         letter, label, fixed = "nβ", "inverse temperature nβ", f"γ {gamma_text(curve.fixed)}"
         default = f"n/ln n = {curve.default:.4g}"

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lambdahat._core.check import require, require_count
+from lambdahat._core.check import require, require_count, why_not
 from lambdahat._core.progress import host_mark
 from lambdahat.experiments.kit.cells import label_of
 from lambdahat.experiments.kit.experiment import findings
@@ -479,7 +479,8 @@ class Board:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        expected, got = "be an existing folder", f"{self.folder} (no such folder)"
+        why = why_not(self.folder, "folder")
+        expected, got = "be an existing folder", f"{self.folder} ({why})"
         cure = "make it, or name the --out of a run"
         require(self.folder.is_dir(), "folder", expected, got, cure, FileNotFoundError)
         self.sources: list[LiveSource] = []  # in the order in which they were found

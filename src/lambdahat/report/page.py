@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lambdahat._core.check import require
-from lambdahat._core.storage import write_atomically
+from lambdahat._core.storage import make_folder, write_atomically
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, LEVEL, OPEN, UNTESTED, Table, Verdict
 from lambdahat.experiments.kit.store import stores_in
@@ -419,7 +419,7 @@ def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Pat
     from plotly.offline import get_plotlyjs
 
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, document(sections, title, get_plotlyjs()).encode())
     return path
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lambdahat._core.check import describe, require
+from lambdahat._core.check import describe, require, why_not
 from lambdahat._core.storage import is_result_file
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import Cell, Row
@@ -65,7 +65,7 @@ def in_short(cells: Sequence[Cell]) -> str:
     """What was run, as "data: mnist · training: 4,096 · epochs: 35 / 80": a setting of several
     values has all of them.
 
-    Numbers, words and short lists of them are told, and how many seeds there are, those of
+    Numbers, words and short lists of them are shown, and how many seeds there are, those of
     ``FIRST`` first; what is zero or empty is left out.
     """
     settings: dict[str, dict[str, None]] = {}
@@ -157,11 +157,11 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
         notes = (f"{raised}; the last error: {failed[-1][1].strip()}",)
     outcome = None if experiment is None else findings(experiment, store)
     done, total = (len(store.finished()),) * 2 if outcome is None else (outcome.done, outcome.total)
-    told = {k: v for k, v in about.items() if k not in ("experiment", "scale", "command")}
+    stated = {k: v for k, v in about.items() if k not in ("experiment", "scale", "command")}
     seconds = store.seconds()
     time = f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
     time = f"{seconds:.1f} s" if seconds < 120 else time
-    facts = {"scale": store.scale, **told, "cells": f"{done:,} of {total:,}"}
+    facts = {"scale": store.scale, **stated, "cells": f"{done:,} of {total:,}"}
     facts |= {"rows": f"{len(rows):,}", "time of all cells": time}
     if seeds := rows.distinct("seed"):
         facts["seeds"] = _listed_seeds(seeds)
@@ -374,7 +374,7 @@ def named_results(results: Any) -> dict[str, Any]:
 
 def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
     """The results saved in a folder and below, by their path; a measurement has its parts."""
-    expected, got = "name a folder of saved results", f"{folder} (no such folder)"
+    expected, got = "name a folder of saved results", f"{folder} ({why_not(folder, 'folder')})"
     require(folder.is_dir(), "results", expected, got, "", FileNotFoundError)
     for path in sorted(folder.rglob("*.json")):
         index = path.parent / "measurement.json"

@@ -37,8 +37,8 @@ class Estimate(Result):
     ``value`` is a float, or a tensor for estimates of a whole vector such as a diagonal. ``stderr``
     is the standard deviation of the estimator over its own randomness (0 when the value is exact),
     ``dof`` the degrees of freedom with which it is known, and ``cost`` the matrix–vector products
-    spent. A lower bound of what it estimates, by an unknown margin, has an infinite ``stderr`` and
-    prints as "at least".
+    spent. An estimate that is only a lower bound, by an unknown margin, has an infinite ``stderr``
+    and prints as "at least".
 
     >>> low, high = Estimate(10.0, 1.0).interval(0.95)
     >>> round(low, 2), round(high, 2)
@@ -132,10 +132,10 @@ class Spectrum(Result):
     operator; rows sum to 1, and Σ_j w_j θ_j^k = zᵀAᵏz exactly for k ≤ 2·depth − 1. Averaged over
     probes they estimate the spectral measure, so that ``moment(k)`` is tr(Aᵏ)/P. For such a probe
     Var(zᵀf(A)z) = 2/(P+2)·(tr f²/P − (tr f/P)²): the standard error of every reading below comes
-    from this identity with the measured measure put in, and so exists for one probe too.
-    ``residuals`` bound the distance of each node to an eigenvalue. The rounding inside a model
+    from this identity, evaluated at the measured spectrum, and so is available for a single probe
+    too. ``residuals`` bound the distance of each node to an eigenvalue. The rounding inside a model
     moves the mean eigenvalue by about ``rounding``, and the largest by the part
-    ``relative_rounding`` of it: moments and what is made of them have it in their error.
+    ``relative_rounding`` of it: moments, and what is computed from them, include it in their error.
     """
 
     nodes: Array
@@ -169,7 +169,7 @@ class Spectrum(Result):
         return Estimate(scale * mean, error, self.cost, self.status, dof)
 
     def rounded(self, function: Callable[[Array], Array], scale: float = 1.0) -> Estimate:
-        """The same for a smooth function, with what the rounding of the model makes of it in the
+        """The same for a smooth function, with the effect of the rounding of the model in the
         error.
         """
         estimate = self.expectation(function, scale)
@@ -188,7 +188,9 @@ class Spectrum(Result):
         return dataclasses.replace(estimate, stderr=total, dof=dof)
 
     def moment(self, order: int) -> Estimate:
-        """tr(Aᵏ)/P for k = ``order``; an error where it is too large or too small for float64."""
+        """tr(Aᵏ)/P for k = ``order``; raises an error if it is too large or too small for
+        float64.
+        """
         require_count(order, "order", least=0)
         if order < 2:
             return self.rounded(lambda nodes: nodes**order)
@@ -227,8 +229,8 @@ class Spectrum(Result):
 
     @property
     def extremes(self) -> tuple[Estimate, Estimate]:
-        """The smallest and the largest Ritz value; the error is the residual: an eigenvalue is
-        no farther.
+        """The smallest and the largest Ritz value; the error is the residual: an eigenvalue lies
+        within it.
         """
         low, high = np.unravel_index([self.nodes.argmin(), self.nodes.argmax()], self.nodes.shape)
         ends = ((low[0], high[0]), (low[1], high[1]))
@@ -254,8 +256,8 @@ class Spectrum(Result):
 
         The nodes that ``degeneracy`` takes for the cluster at zero do not count where their
         residual reaches zero: such a node holds much of the mass, and its sign is an accident of
-        the depth. The error is that of the probes: what a finite depth misses of a step function
-        comes on top.
+        the depth. The error is that of the probes; it does not include what a finite depth misses
+        of a step function.
         """
         unknown = (self._nearest_zero() > 0) & (np.abs(self.nodes) <= self.residuals)
         return self.expectation(
@@ -483,20 +485,21 @@ class Chains(Result):
     """Draws of several chains from exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²), one row per chain, one
     column per draw.
 
-    ``losses`` are those the chain saw, ``centre_losses`` those of the centre w* on the same
-    batches. ``full_losses`` are of the whole data. ``forces`` holds ‖∇U‖², ``virials`` (w − w*)·∇U,
-    ``work`` and ``heat`` (w − w*)·nβ∇L and nβ∇L·∇U; of HMC the means over its trajectories:
-    ``recycled_losses``, ``virials`` and ``spreads`` ‖w − w*‖²((w − w*)·∇U − P − 2), whose mean
-    under the posterior is 0. ``observables`` are (chains, draws, …), ``averages`` (chains,
-    stretches, …) over as many draws as ``stretches`` says, ``parameters`` (chains, draws, P). All
-    these are there on request. ``burn_in`` counts steps of the kernel, trajectories of HMC: those
-    of a chain between w* and its first draw, a pilot's among them. ``cost`` counts the gradients of
-    all chains, pilots and burn-in included: of batches of ``batch_size`` samples, or of the whole
-    data. ``step_bias`` is what finite, noisy steps add to the mean energy, where it was measured;
-    readings take it off. ``noise`` has the variances over batches, in the mean over the chains'
-    places: of nβ(L − L*) ("energy"), the total of nβ∇L ("trace"), and what the last adds to the
-    virial ("heat"); "dof" are the degrees of freedom of these variances. Where ``reasons`` has a
-    mass, ``step_size``, ``forces``, ``heat`` and the "trace" are in its coordinates.
+    ``losses`` are those on the batches of the chain, ``centre_losses`` those of the centre w* on
+    the same batches, ``full_losses`` those on the whole data. ``forces`` holds ‖∇U‖², ``virials``
+    (w − w*)·∇U, ``work`` and ``heat`` (w − w*)·nβ∇L and nβ∇L·∇U; of HMC the means over its
+    trajectories: ``recycled_losses``, ``virials`` and ``spreads`` ‖w − w*‖²((w − w*)·∇U − P − 2),
+    whose mean under the posterior is 0. ``observables`` are (chains, draws, …), ``averages``
+    (chains, stretches, …) over the numbers of draws in ``stretches``, ``parameters`` (chains,
+    draws, P). All but ``losses`` and ``centre_losses`` are kept on request. ``burn_in`` counts
+    steps of the kernel, trajectories of HMC: those of a chain between w* and its first draw, a
+    pilot's among them. ``cost`` counts the gradients of all chains, pilots and burn-in included: of
+    batches of ``batch_size`` samples, or of the whole data. ``step_bias`` is the bias of the mean
+    energy from finite, noisy steps, if it was measured; λ̂ has it subtracted. ``noise`` has the
+    variances over batches, averaged over the positions of the chains: of nβ(L − L*) ("energy"), the
+    total of nβ∇L ("trace"), and the effect of the latter on the virial ("heat"); "dof" are the
+    degrees of freedom of these variances. Where ``reasons`` has a mass, ``step_size``, ``forces``,
+    ``heat`` and the "trace" are in its coordinates.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("chain", "draw")
@@ -601,11 +604,11 @@ class LearningCoefficient(Estimate):
     """λ̂ = nβ·(E[L(w)] − L(w*)) under the posterior localised at w*, with its standard error
     (``value``, ``stderr``).
 
-    ``raw`` is the plain mean over the draws, and ``discretisation_bias`` what finite, noisy steps
-    add to it; ``stderr`` holds the error of the chains and, in quadrature, what of that bias is
-    left. ``sensitivity`` says how λ̂ changes with γ and nβ. ``full`` is λ̂ from the losses of the
-    draws over the whole data, beside the paired one, with baseline="both" (with "full", ``value``
-    is that). ``temperature`` says which nβ was taken, and ``chains.reasons`` how each setting was
+    ``raw`` is the plain mean over the draws, and ``discretisation_bias`` the bias from finite,
+    noisy steps; ``stderr`` combines the error of the chains and, in quadrature, the remaining bias.
+    ``sensitivity`` says how λ̂ changes with γ and nβ. ``full`` is λ̂ from the losses of the draws
+    over the whole data, beside the paired one, with baseline="both" (with "full", ``value`` is
+    that). ``temperature`` says which nβ was used, and ``chains.reasons`` how each setting was
     chosen. ``wbic`` is n·E[L(w)], None at other temperatures than n/ln n. ``cost`` counts gradients
     of batches.
     """

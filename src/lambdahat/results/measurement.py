@@ -38,6 +38,9 @@ class Measurement(Result):
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.results:
+            held = ", ".join(map(repr, self.results)) or "nothing"
+            raise KeyError(f"{name!r} was not measured; the results are {held}")
         return self.results[name]
 
     def table(self) -> list[dict[str, Any]]:
@@ -84,7 +87,7 @@ class Comparison(Result):
         return _mean(self._parts(quantity, name))
 
     def difference(self, quantity: str, name: str, other: str) -> Estimate:
-        """``name`` less ``other``.
+        """``name`` minus ``other``.
 
         With several problems the differences are taken seed by seed, and the error is that of their
         mean over seeds. With one each it is the error of measuring these two, which says nothing

@@ -110,14 +110,14 @@ def llc(
         problem: The problem, at w*; ``problem.restrict("layers.0.*")`` for some parameters.
         chains: Number of chains.
         seed: Seed of all randomness.
-        draws: Number of draws per chain; by default as many as the tolerance takes.
+        draws: Number of draws per chain; by default as many as the tolerance requires.
         burn_in: Steps (trajectories for HMC) that follow the pilot and are discarded.
         batch_size: Samples per step; by default all data where that is cheap, else chosen by cost.
         nbeta: "n/log n", "batch" (B/ln B, as in devinterp) or a number.
         localization: γ as a number, a tensor (P,), or numbers by name or glob of parameters.
         step_size: Step size of the kernel (of SGLD if no kernel is named), reduced if chains
-            diverge. With one that is given, ``value`` is the plain mean over the draws and what is
-            known of its bias is part of ``stderr``; else the bias is measured and taken off.
+            diverge. If given, ``value`` is the plain mean over the draws, and ``stderr`` includes
+            the known part of its bias; otherwise the bias is measured and subtracted.
         kernel: "kinetic", "sgld", "rmsprop_sgld", "sghmc", "sgnht", "hmc", "mala", or a kernel with
             its own settings.
         tol: Standard error relative to the value to draw for; by default 3 % of max(λ̂, 1).
@@ -125,8 +125,8 @@ def llc(
         mode: How chains run: "auto", "batched", "sequential", "processes" or "graph".
         watch: Called with nβ(L − L*) of the draws so far, (chains, draws); True ends the sampling.
         **options: Those of ``sample``: shared_batches, accumulate, baseline, bound, observables,
-            averages, keep_parameters. With baseline "full" the value is read off losses over the
-            whole data, a pass for each draw that ``cost`` does not count; with "both" it is the
+            averages, keep_parameters. With baseline "full" the value is computed from losses over
+            the whole data, one pass per draw, which ``cost`` does not count; with "both" it is the
             paired one, and ``full`` has the other.
 
     Returns:

@@ -56,14 +56,14 @@ class BayesCriteria(Result):
 
     ``bayes_training_loss`` T = −(1/n) Σ log E[p(x_i|w)], ``gibbs_training_loss`` (1/n) Σ E[ℓ_i],
     ``functional_variance`` V = Σ Var[ℓ_i], ``waic`` T + V/n and ``singular_fluctuation`` ν = V/2
-    belong to the data at hand: their errors are those of the finite number of draws.
+    are those of the training data: their errors come from the finite number of draws.
 
     ``bayes_generalisation_loss`` −E_x log E[p(x|w)] and ``gibbs_generalisation_loss`` E_x E[ℓ(x,
-    w)] are means over the held-out samples; their errors hold the draws' and that of so many
-    samples. ``g_n`` is E[F_{n+1}] − F_n, F_n the free energy, which is −E_x log E[p(x|w)] too: the
-    Bayes generalisation loss where there are held-out data, else the WAIC with the error of n
-    samples added; ``g_n_from`` tells which. ``g_n_draws_error`` is the part of its error that more
-    draws would take away.
+    w)] are means over the held-out samples; their errors include those of the draws and of the
+    finite number of samples. ``g_n`` is E[F_{n+1}] − F_n, F_n the free energy, which is −E_x log
+    E[p(x|w)] too: the Bayes generalisation loss where there are held-out data, else the WAIC with
+    the error of n samples added; ``g_n_from`` tells which. ``g_n_draws_error`` is the part of its
+    error that more draws would remove.
 
     ``how`` is "own chains" (sampled at nβ = n) or "reweighted" (from chains at another nβ); ``ess``
     is the effective number of draws of the chains, or of their weights. ``cost`` counts gradients.
@@ -95,13 +95,13 @@ def bayes_criteria(
     The loss is read as ℓ(x, w) = −log p(x|w). A constant missing from it shifts the losses alike; a
     factor, such as that of "mse", which is the likelihood of a Gaussian with variance ½ for each
     output, is another temperature. The localization γ is the prior, N(w*, γ⁻¹): where it is not
-    weak against nβ times the curvature, V is too small and WAIC too near the training loss, for the
-    prior has seen the data.
+    weak against nβ times the curvature, V is too small and WAIC too near the training loss, because
+    the prior is centred on the trained parameters.
 
     ``held_out`` is other data, or a problem of the same model on them. ``chains`` is a number, to
-    sample at nβ = n with ``settings`` as for ``llc``, or chains already there with ``parameters``
+    sample at nβ = n with ``settings`` as for ``llc``, or existing chains with ``parameters``
     (``keep_parameters=True``): those at another temperature are reweighted, which fails for all but
-    the smallest λ and then says FEW_WEIGHTS.
+    the smallest λ; the status is then FEW_WEIGHTS.
 
     At another β, WAIC is T + βV/n and ν = βV/2; E[G_n − L(w₀)] is ((λ − ν)/β + ν)/n and the Gibbs
     loss has (λ/β + ν)/n (Watanabe 2009, "Algebraic geometry and statistical learning theory",
@@ -250,9 +250,9 @@ class TemperatureRegression(Result):
     at 1/β = 0.
 
     The points are ``losses`` E^β[n·L_n] with their ``errors`` at ``betas``, sampled with the same
-    ``localization``. ``misfit`` is χ² per degree of freedom of the line; where it is above 1 the
-    errors are larger by its root. Where χ² is as large with a probability below 1e-3 only, the
-    status is MISFIT. ``cost`` counts gradients.
+    ``localization``. ``misfit`` is χ² per degree of freedom of the line; if it is above 1, the
+    errors are multiplied by its root. If a χ² as large has a probability below 1e-3, the status is
+    MISFIT. ``cost`` counts gradients.
     """
 
     learning_coefficient: Estimate
@@ -403,9 +403,9 @@ class FreeEnergy(Result):
     integrated.
 
     ``energies`` are λ̂(β) = nβ·E^β[L_n − L_n*] with their ``errors`` at ``nbetas``, rising to n.
-    The error of ``value`` holds that of the draws and of the quadrature, ``quadrature_error``.
-    ``prior_ess`` is the effective number of the prior draws that make up the part below the first
-    of them. ``cost`` counts gradients.
+    The error of ``value`` combines that of the draws and that of the quadrature,
+    ``quadrature_error``. ``prior_ess`` is the effective number of the prior draws that make up the
+    part below the first of them. ``cost`` counts gradients.
     """
 
     value: Estimate

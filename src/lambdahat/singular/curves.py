@@ -72,10 +72,10 @@ class CoefficientCurve(_Coefficients, Result):
     Attributes:
         axis: "localization" or "nbeta", the setting that changes.
         grid: Its values, in ascending order.
-        results: What ``llc`` found at each.
+        results: The estimate at each.
         fixed: The value of the other setting.
-        default: What ``llc`` takes on this axis by default: the rule's γ, or n/ln n (NaN if there
-            are too few data for one).
+        default: The default of ``llc`` on this axis: γ by its rule, or n/ln n (NaN if there are too
+            few data for one).
     """
 
     axis: str
@@ -130,8 +130,8 @@ class CoefficientCurve(_Coefficients, Result):
 class Trajectory(_Coefficients, Result):
     """λ̂ at each checkpoint: ``labels`` (steps or epochs, as numbers) and the ``results`` there.
 
-    All results are at one ``nbeta`` and one ``localization``; results of different settings do not
-    compare and are refused.
+    All results are at one ``nbeta`` and one ``localization``; results at different settings are not
+    comparable and are refused.
     """
 
     labels: Array
@@ -318,10 +318,10 @@ class Sweep(Result):
     """λ̂ of SGLD at every step size ε and temperature nβ of a grid: ``values``, ``stderr``,
     ``acceptance``, (nβ, ε).
 
-    ``statuses`` are those of the chains; of a cell that is DIVERGED there is no value.
-    ``temperatures`` name the ``nbetas``. ``chosen`` is the (ε, nβ) that ``llc`` settled on, and
-    ``coefficient`` what it found there. All are at one ``localization`` γ. ``cost`` counts
-    gradients, those of ``llc`` not among them.
+    ``statuses`` are those of the chains; a cell that is DIVERGED has no value. ``temperatures``
+    name the ``nbetas``. ``chosen`` is the (ε, nβ) that ``llc`` chose, and ``coefficient`` its
+    estimate there. All are at one ``localization`` γ. ``cost`` counts gradients, those of ``llc``
+    not among them.
     """
 
     step_sizes: Array

@@ -58,7 +58,7 @@ class Eigenvalues(ABC):
 
     @property
     def zero(self) -> float:
-        """The size below which an eigenvalue cannot be told from 0."""
+        """The size below which an eigenvalue cannot be distinguished from 0."""
         return self.resolution
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Sampled(Eigenvalues):
 
     @property
     def zero(self) -> float:
-        """The size below which an eigenvalue cannot be told from 0.
+        """The size below which an eigenvalue cannot be distinguished from 0.
 
         A node next to 0 that reaches it stands for eigenvalues of either sign up to |θ| + r. One
         lighter than a single eigenvalue has no say.
@@ -261,8 +261,8 @@ class EffectiveDimensions(Result):
 
     ``parameters`` is P. ``rank`` counts the eigenvalues beyond ±``threshold``, ``negative`` those
     of them below 0. ``n_eff`` is Σ λ/(λ + z), and ``logdet`` is log det(I + H/z) = Σ log(1 + λ/z),
-    which grows by n_eff for each unit of −ln z. In these two a negative eigenvalue counts as 0: it
-    holds no parameter in place. ``cost`` counts products.
+    which grows by n_eff for each unit of −ln z. In these two a negative eigenvalue counts as 0,
+    since it constrains no parameter. ``cost`` counts products.
     """
 
     parameters: Estimate
@@ -416,8 +416,9 @@ def bic(problem: Problem) -> Estimate:
     """BIC = n·L(w*) + (d/2)·ln n, with d the number of parameters (Schwarz 1978): the free energy
     of a regular model.
 
-    Half of the convention that multiplies by 2. F − BIC stays bounded as n grows where the Hessian
-    has full rank; a singular model has a smaller free energy, with λ in place of d/2.
+    This is half of the value in the convention that multiplies by 2. F − BIC stays bounded as n
+    grows where the Hessian has full rank; a singular model has a smaller free energy, with λ in
+    place of d/2.
     """
     require_problem(problem)
     penalty = 0.5 * problem.num_parameters * math.log(problem.num_terms)

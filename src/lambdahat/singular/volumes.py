@@ -39,8 +39,9 @@ class VolumeScaling(Result):
     fractions.
 
     ``log_volumes`` (levels,) are the same for all populations, ``log_levels`` (populations, levels)
-    the ε where each population saw them. ``coefficient`` is the slope λ at the ``multiplicity``
-    asked for, ``slope`` reads it at any. ``cost`` counts losses over the whole data.
+    the ε at which each population reached them. ``coefficient`` is the slope λ at the
+    ``multiplicity`` asked for, ``slope`` reads it at any. ``cost`` counts losses over the whole
+    data.
     """
 
     coefficient: Estimate

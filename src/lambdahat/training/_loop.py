@@ -73,7 +73,7 @@ class FitSettings(SimpleNamespace):
         for name in ("resume", "checkpoint_steps"):
             where = "the folder of the run" if name == "resume" else "a folder"
             fits = not given[name] or self.folder is not None
-            check.require(fits, name, f"come with {where}", "no folder")
+            check.require(fits, name, f"come with {where}", "no folder", "pass folder= (--out)")
         self.folder = None if self.folder is None else Path(self.folder)
 
     def _require_parts(self) -> None:

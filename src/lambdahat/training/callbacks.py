@@ -9,7 +9,7 @@ from typing import Any
 
 from lambdahat._core.check import require, require_count, require_type
 from lambdahat._core.progress import ProgressFile
-from lambdahat._core.storage import read_json, unseal, write_sealed
+from lambdahat._core.storage import make_folder, read_json, unseal, write_sealed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import on_one_rank
 from lambdahat.training._loop import require_same_run
@@ -130,7 +130,7 @@ class Tracking:
             now = {"contents": contents(self.problem), "trackers": self._descriptions}
             if length and path.is_file():
                 require_same_run(unseal(read_json(path), path, sealed=False), now)
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             write_sealed(path, {"format": "lambdahat-tracking", **now})
         if length == 0:
             self._open_loggers()
@@ -199,6 +199,12 @@ def _make_all(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
     return made
 
 
+def _not_installed(tracker: str, package: str) -> ModuleNotFoundError:
+    """The error for a tracker whose framework is missing, with the command that installs it."""
+    cure = f'pip install "lambdahat[{package}]"'
+    return ModuleNotFoundError(f"{tracker} needs {package}, which is not installed; {cure}")
+
+
 def LightningTracker(
     trackers: str | Sequence[Tracker | str],
     problem_fn: Callable[[Any], Problem],
@@ -215,7 +221,10 @@ def LightningTracker(
     also written there; the trackers' states are part of Lightning's checkpoints. ``loggers`` are
     those of ``fit``, beside the trainer's own.
     """
-    from lightning.pytorch import Callback
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError as error:
+        raise _not_installed("LightningTracker", "lightning") from error
 
     example = 'such as lambda module: lh.Problem(module.network, "cross_entropy", data)'
     require_type(problem_fn, Callable, "problem_fn", "be a function of the module", example)
@@ -288,7 +297,10 @@ def HuggingFaceTracker(
     several processes the first measures. With ``folder`` the rows are also written there, and a run
     resumed from a checkpoint goes on after its step. ``loggers`` are those of ``fit``.
     """
-    from transformers import TrainerCallback
+    try:
+        from transformers import TrainerCallback
+    except ModuleNotFoundError as error:
+        raise _not_installed("HuggingFaceTracker", "transformers") from error
 
     example = 'such as lambda model: lh.Problem(model, "model", batches)'
     require_type(problem_fn, Callable, "problem_fn", "be a function of the model", example)

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count, require_type
-from lambdahat._core.storage import Damaged, seal, unseal, write_atomically
+from lambdahat._core.storage import Damaged, make_folder, seal, unseal, write_atomically
 from lambdahat.results import Array, Result, Status
 
 Row = dict[str, Any]
@@ -150,7 +150,7 @@ class Metrics:
             row[key] = math.nan if infinite else plain
         self.rows.append(row)
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             sealed = seal({key: None if value != value else value for key, value in row.items()})
             append_bytes(self._jsonl, (json.dumps(sealed, ensure_ascii=False) + "\n").encode())
             if any(key not in self._columns for key in _scalars(row)):  # a new header
@@ -184,7 +184,7 @@ class Metrics:
         require(self.length >= length, "metrics.jsonl", expected, f"{self.length} bytes")
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         kept = self._jsonl.read_bytes()[:length] if length else b""
         lines, damaged = parse_rows(kept, self._jsonl)
         if kept and not kept.endswith(b"\n"):

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from lambdahat._core.check import describe, require, require_choice
-from lambdahat._core.storage import write_atomically
+from lambdahat._core.storage import make_folder, write_atomically
 from lambdahat.training.history import append_bytes, csv_lines
 
 BINS = 40  # of a histogram
@@ -86,7 +86,7 @@ class CSVLogger:
     ) -> None:
         del about  # the file has rows alone
         self.path, self._columns = Path(folder) / "log.csv", ["step"]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         kept = [row for row in self._read() if int(row["step"]) <= step] if step else []
         self._columns = list(kept[0]) if kept else self._columns
         self._rewrite(kept)
@@ -171,7 +171,7 @@ class WandBLogger:
 
         mode: Any = os.environ.get("WANDB_MODE") or "offline"
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place)
         self._histogram = wandb.Histogram
         self._run = wandb.init(
             project=PROJECT,
@@ -214,7 +214,7 @@ class MLflowLogger:
 
         self._metric, self._tag = Metric, RunTag
         place = Path(folder).resolve()
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place)
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place / 'mlflow.db'}"
         self._client = MlflowClient(tracking_uri=uri)
         known = self._client.get_experiment_by_name(PROJECT)

@@ -186,12 +186,12 @@ EXPERIMENT = kit.Experiment(
         Averages begin after the share 161/300 of the epochs, one iterate per epoch.
         The norm of an average is set against the mean norm of the iterates in it; ‖θ‖ is that of
           all parameters.
-        That it is smaller is Jensen's inequality and cannot fail: Theorem 20 is judged on any
-          network.
+        That it is smaller follows from Jensen's inequality and cannot fail: Theorem 20 is judged on
+          any network.
         The ratio of effective rates is mostly that of the schedules' last rates, 50.
-        What counts as comparable, a quarter, was set after the results.
-        Averages count as begun too soon if their iterates gain over 1 point more: a rule made after
-          the results.
+        Ratios count as comparable within a quarter; this was set after the results.
+        Averaging counts as started too early if the iterates gain more than 1 further point: a rule
+          made after the results.
         On a GPU networks train with bfloat16 in their forward passes.
     """),
     "PreResNet-110 (Figure 7.1) and VGG-16 with and without batch norm (Figures 7.2, 7.5 and"

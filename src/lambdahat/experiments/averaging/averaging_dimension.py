@@ -201,7 +201,7 @@ EXPERIMENT = kit.Experiment(
     *(run, claims, tables, charts),
     kit.sentences("""
         One small network of several widths on CIFAR-10, so that nothing but P differs.
-        The thesis sets networks of different kinds and on different data against each other.
+        The thesis compares networks of different kinds on different data.
         The caption of Figure 7.8d has the gain over the base optimiser, its text that over SGD:
           here it is over SGD.
         Slopes are taken seed by seed, for the widths share a seed's images; at first all points

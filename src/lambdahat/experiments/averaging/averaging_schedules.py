@@ -328,17 +328,17 @@ EXPERIMENT = kit.Experiment(
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100; on a CPU
           CIFAR-10.
         On a CPU a small network of VGG's kind.
-        Starts and frequencies are compared at a constant rate: no step reads an average, so one run
-          has them all.
+        Starts and frequencies are compared at a constant rate: averages do not affect the steps, so
+          one run has them all.
         The thesis also moves its schedule with T_avg.
-        The automatic ones start and stop by the loss on the same held-out images that they are
-          judged by.
+        The automatic variants start and stop by the loss on the same held-out images by which they
+          are judged.
         Their patience is a tenth of the epochs, where the thesis has 10 of 300; none outlasts the
           other runs.
         Table 7.6 has the best start; here it is chosen by the other seeds, so that no seed chooses
           for itself.
-        One point counts as little. That 10 points of gap count as none in Figure 7.4 was set after
-          the results.
+        Differences of up to one point count as small. That a gap of 10 points counts as none in
+          Figure 7.4 was set after the results.
         At paper scale the runs of claims that three seeds left undecided have a planned fourth.
         Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins.
         On a GPU networks train with bfloat16 in their forward passes.

@@ -180,8 +180,8 @@ EXPERIMENT = kit.Experiment(
         On a CPU 2,000 images of CIFAR-10 at 8 × 8, small networks and AdamW's rate 1e-3.
         Rates and weight decays are otherwise those of the thesis's code for CIFAR-100, as in
           gadam-image.
-        Starts are compared at a constant rate, the initial one: no step reads an average, so one
-          run has them all.
+        Starts are compared at the initial rate, held constant: averages do not affect the steps, so
+          one run has them all.
         The thesis also moves its schedule with T_avg, and averages at half of the initial rate.
         Sensible starts are 25, 50 and 75 % of the run; {schedules.REFERENCE:.0%} stands for the
           thesis's own, 161 of 300.
@@ -190,15 +190,15 @@ EXPERIMENT = kit.Experiment(
           for itself.
         Best starts are compared whether or not the iterates have settled: a late start is among the
           choices.
-        Its row of ImageNet 32 × 32 is not here; the language model's is in gadam-language.
+        The row of ImageNet 32 × 32 is left out; that of the language model is in gadam-language.
         VGG's Gadam is in averaging-schedules too, on other images there and over another number of
           epochs.
         Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins. One point
           counts as little.
         Three seeds left it undecided what tuning gains GadamX: VGG-16's flat runs have a planned
           fourth.
-        The fastest and the slowest run are chosen by their means on the same seeds, which makes
-          them differ more.
+        The fastest and the slowest run are chosen by their means over the same seeds, which
+          exaggerates their difference.
         That Gadam + LH beats the Lookahead paper's own result is not tested.
         On a GPU networks train and are judged in bfloat16 forward passes; averages by start are
           judged in float32.

@@ -294,12 +294,12 @@ EXPERIMENT = kit.Experiment(
           PreResNet-110.
         Rates and weight decays are those of the thesis's code (github.com/diegogranziol/Gadam) for
           CIFAR-100.
-        On a CPU AdamW's rate is 1e-3, for over so few steps 5e-4 goes not far enough.
+        On a CPU AdamW's rate is 1e-3: over so few steps 5e-4 does not go far enough.
         Averages begin after the share 161/300 of the epochs and take one iterate per epoch.
-        Accuracy is that of images held out of the training part. Claims are read network by
+        Accuracies are those of images held out of the training part. Claims are judged network by
           network: n counts seeds.
-        At first both networks were read together; they differ too much for that. ResNeXt-29's rows
-          are not tested.
+        At first both networks were judged together, but they differ too much for that. ResNeXt-29's
+          rows are not tested.
         The text has Gadam above SGD and Padam in all cases; Table 7.3 has both above it on
           PreResNet-110.
         The best rival of GadamX is the best by its mean on the same images, which favours the
@@ -308,8 +308,8 @@ EXPERIMENT = kit.Experiment(
           later.
         The thesis's Frobenius norm is read as tr(H²)/P. §7.9 compares solutions that fit alike,
           Gadam's the better.
-        Where ours are not so its claims cannot be tested; that of λ₁ alone, in evaluation mode, is
-          a claim of ours.
+        Where ours do not, its claims cannot be tested; the claim about λ₁ alone, in evaluation
+          mode, is ours.
         On a GPU networks train with bfloat16 in their forward passes and are judged by it;
           curvature is in float32.
     """),

@@ -321,11 +321,11 @@ EXPERIMENT = kit.Experiment(
     },
     *(run, claims, tables, charts),
     kit.sentences("""
-        CIFAR-10 and small networks in place of ImageNet, which cannot be had here: its claims are
-          not tested.
+        CIFAR-10 and small networks in place of ImageNet, which is not available: its claims are not
+          tested.
         Three of the comparisons are judged on CIFAR-10 all the same, as claims of ours.
         IMAGENET_32 and IMAGENET in experiments/averaging/gadam_imagenet.py read the real files
-          where they are.
+          where they exist.
         Rates of §7.10: SGD 0.1, a tenth after each third; SGD IA down to 0.003; GadamX 0.3; Gadam δ
           = 1 at 0.5.
         Not printed, and chosen here: rates while averaging (a half), and the decays of both Gadam.
@@ -333,13 +333,13 @@ EXPERIMENT = kit.Experiment(
         On a GPU PreResNet-20 and, for Table 7.4 alone, WideResNet-16×4, in place of PRN-110 and
           WRN-28-10.
         They have 5,000 images; on a CPU there is one network of VGG's kind.
-        Both have the same rates, where §7.7.1 has some of its own for each network, and 200 epochs
+        Both have the same rates, where §7.7.1 has separate ones for each network, and 200 epochs
           for the first.
         Table 7.4 is read network by network, §7.10 of the first alone. On a GPU forward passes are
           in bfloat16.
         Untuned are the rates of ImageNet 32 × 32, 0.03, with half of it while averaging; on a CPU
           of two seeds.
-        Those runs, AdamW and Padam were added later; Padam has SGD's rate.
+        These runs, AdamW and Padam were added later; Padam has SGD's rate.
     """),
     "PreResNet-110 (200 epochs) and WideResNet-28×10 on ImageNet 32 × 32, ResNet-50 and"
     " ResNet-101 on ImageNet (90 epochs), 3 runs.",

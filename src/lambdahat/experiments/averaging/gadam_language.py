@@ -276,10 +276,10 @@ EXPERIMENT = kit.Experiment(
     },
     *(run, claims, tables, charts),
     kit.sentences("""
-        Tiny Shakespeare by characters in place of Penn Treebank by words, which cannot be had here.
+        Tiny Shakespeare by characters in place of Penn Treebank by words, which is not available.
         Perplexities are therefore per character, and only their order can be compared.
-        A smaller LSTM without weight dropout, whose state does not pass from stretch to stretch; 30
-          epochs of 200.
+        A smaller LSTM without weight dropout, whose state is not carried from one sequence to the
+          next; 30 epochs of 200.
         Rates of the thesis's code: Adam 3e-3 (on a CPU 1e-2, the most in its grid), Padam 1 with p
           = 0.2.
         SGD 10 with gradients clipped at 0.25, where the thesis has 30: at 30 this LSTM does not
@@ -288,11 +288,12 @@ EXPERIMENT = kit.Experiment(
           there.
         Averages of every step from half of the epochs on at a constant rate; Padam alone has a step
           schedule.
-        Starts and frequencies are averages of the same run: no step reads them.
+        Starts and frequencies are averages of the same run, because averages do not affect the
+          steps.
         The best start of Table 7.6 is chosen by the other seeds, so that no seed chooses for
           itself.
-        Averages count as begun too soon if the iterates' perplexity falls 1 % further: set after
-          the results.
+        Averaging counts as started too early if the iterates' perplexity falls by another 1 % or
+          more: set after the results.
     """),
     "a three-layer LSTM (the AWD-LSTM code) on Penn Treebank, 200 epochs, 3 runs.",
     (kit.Size("LSTM", "penn-treebank", epochs=200),),

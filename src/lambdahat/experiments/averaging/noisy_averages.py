@@ -143,11 +143,11 @@ EXPERIMENT = kit.Experiment(
         Unit noise, rate 0.5, ρ = 0.9, a start at 10 along every direction: §7.5.2 gives no values.
         The rate of Theorem 19 solves Eq. 7.27 exactly; losses at n = 10,000 and 100,000 are those
           of the exact laws.
-        The 30 steps were set after a first run at cpu: after 10, one window, the average has less
-          loss.
-        There the means were simulated, and their own noise left that comparison undecided; now they
-          are exact.
-        Far more is a factor of 10. A moving average starts from the first point.
+        The 30 steps were set after a first run at cpu scale: after 10, one window, the average has
+          the lower loss.
+        In that run the means were simulated, and their noise left the comparison undecided; now
+          they are exact.
+        “Far more” means a factor of 10. A moving average starts from the first point.
     """),
     "no experiment: derivations for a noisy quadratic in one dimension, and a theorem.",
 )

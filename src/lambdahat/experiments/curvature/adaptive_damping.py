@@ -179,10 +179,10 @@ EXPERIMENT = kit.Experiment(
             Adam at δ = 0.1 is ours: over-damping is claimed and no value is given.
             CIFAR-10 in place of CIFAR-100 and 30 epochs of 300; on a CPU a perceptron and 1,000
               images of MNIST.
-            Without the claims that are then not testable the family is smaller, and over-damping is
-              decided on a CPU.
-            λ₁ of two runs is not compared where both fit every training image: it then falls with
-              the vanishing loss.
+            Claims that are not testable are left out of Holm's correction, which is why
+              over-damping is decided on a CPU.
+            λ₁ of two runs is not compared if both fit every training image: it then falls with the
+              vanishing loss.
         """),
         kit.LEAST_EFFECT,
     ),

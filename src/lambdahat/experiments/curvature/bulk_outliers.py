@@ -153,7 +153,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
 
 
 def tables(rows: Rows) -> Iterator[Table]:
-    """Spikes as predicted and as found; the networks' bulks."""
+    """Spikes as predicted and as measured; the networks' bulks."""
     matrices = rows.where(part="matrix")
     networks, _ = training.learnt_rows(rows.where(part="network"))
     first, lines = matrices[0], list[tuple[str, ...]]()
@@ -163,7 +163,7 @@ def tables(rows: Rows) -> Iterator[Table]:
             ours = kit.mean_of([row[measured][place] for row in matrices])
             line += [f"{first[predicted][place]:.4g}", str(ours)]
         lines.append(tuple(line))
-    header = ("spike", "eigenvalue told", "found", "squared cosine told", "found")
+    header = ("spike", "predicted eigenvalue", "measured", "predicted squared cosine", "measured")
     yield kit.table(f"Spikes in Wigner noise, P = {first['size']:,}", header, lines)
     lines, shown = [], ("largest", "edge", "weight edge", "outliers", "below")
     for epoch, part in networks.groups("epoch"):

@@ -68,7 +68,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
     claim = kit.ClaimTexts(f"""
         SGD: {what}: SGD: the rate along flat and sharp directions is one
           | §6.3.1 | 1 | within 0.01 of 1
-        Lanczos: {what}: Lanczos: {ratio} is 1 + λ₁/δ (log₁₀ of measured over told, at worst)
+        Lanczos: {what}: Lanczos: {ratio} is 1 + λ₁/δ (log₁₀ of measured over predicted, at worst)
           | §6.3.1 | 1 + (λ₁ − λ_P)/δ | below {CLOSE:g} | decades
         Adam: {what}: Adam, δ = 10⁻⁸: flat directions move faster than sharp ones
           | §6.3.1 | larger | above | decades

@@ -119,10 +119,11 @@ EXPERIMENT = kit.Experiment(
         σ_ε² is that of the matrix itself, tr(ε²)/P.
         Independent elements meet the conditions; rows of variance 0.1 and 1.9 by turns break
           condition (ii).
-        Of linear regression a sample's Hessian is xxᵀ, whose elements depend on each other.
+        For linear regression the Hessian of a sample is xxᵀ, whose elements depend on each other.
         The noise of b such samples is a shifted Marchenko–Pastur law, near a semicircle for P ≪ b
           alone.
-        Near is a distance of {NEAR:g}, apart one of {APART:g}: set before any run.
+        Two spectra count as near at a distance below {NEAR:g} and as apart above {APART:g}; both
+          were set before any run.
     """),
     "no experiment: a theorem, of any noise that meets its conditions.",
 )

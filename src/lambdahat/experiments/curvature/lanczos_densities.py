@@ -245,8 +245,8 @@ EXPERIMENT = kit.Experiment(
           weights.
         Outliers of the known spectrum are above {EDGE:g}, found if a Ritz value is within
           {NEAR:.0%} of the width.
-        At the scale cpu claims about {FEW} Lanczos steps of the known spectrum have 800 seeds, for
-          20 left the mass at 0 undecided and 795 were planned from them.
+        At cpu scale claims about {FEW} Lanczos steps of the known spectrum have 800 seeds: 20 had
+          left the mass at 0 undecided, and 795 were planned from them.
     """),
     "matrices of P = 225 and 10,000, one of 1,000 with a known spectrum, 30 Lanczos steps;"
     " draws are not said.",

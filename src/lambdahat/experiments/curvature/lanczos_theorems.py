@@ -322,12 +322,12 @@ EXPERIMENT = kit.Experiment(
     kit.sentences(f"""
         Convergence: λ₁ = λ₁/λ₂, the other eigenvalues evenly on [0, 1]; starts uniform on the
           sphere; float64.
-        Both methods have the same m vectors v, Hv, …, Hᵐ⁻¹v, and one product more for the quotient.
+        Both methods use the same m vectors v, Hv, …, Hᵐ⁻¹v, and one more product for the quotient.
         A spectrum like a network's: 47 % on [0, 15], 2 % on [0, 60], 1 % on [−10, 0], the rest at 0
           (§4.5.2).
         An eigenvalue is found if a Ritz value is within {FOUND:g} of the spectrum's width.
-        One large eigenvalue: P − 5, and P − 1 near 1, at m = 2; that its two are found was asked
-          after the runs.
+        One large eigenvalue: P − 5, and P − 1 near 1, at m = 2; the claim that both eigenvalues are
+          found was added after the runs.
     """),
     "bounds and their proofs; Table 4.5 has their terms.",
 )

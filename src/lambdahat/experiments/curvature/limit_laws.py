@@ -102,8 +102,8 @@ def claims(rows: Rows) -> Iterator[Claim]:
           | below {EXACT:g}
     """)
     for name in LAWS:
-        told = ("semicircle", "Theorem 9") if name in (NORMAL, SIGNS) else ("", "Theorem 10")
-        values = {"kind": name, "law": told[0] or "Marchenko–Pastur law", "source": told[1]}
+        law, source = ("semicircle", "Theorem 9") if name in (NORMAL, SIGNS) else ("", "Theorem 10")
+        values = {"kind": name, "law": law or "Marchenko–Pastur law", "source": source}
         yield claim("falls", kit.exponent(rows.where(matrix=name), "distance", "size"), **values)
     wide = rows.where(matrix=WIDE, size=largest)
     yield claim("zero", kit.over_seeds(wide, "at zero"))

@@ -207,10 +207,10 @@ EXPERIMENT = kit.Experiment(
     kit.sentences(f"""
         Elements are those of logistic regression in 4 dimensions, whose Hessians are known, with
           uniform inputs and N = {POPULATION:,}; batches are drawn without replacement.
-        For Lemma 11 the inputs are {LENGTHS[0]:g} to {LENGTHS[-1]:g} times as long, and L is the
-          largest ‖x‖²/4: a bound that goes with √L cannot hold in all units.
+        For Lemma 11 the inputs are scaled by {LENGTHS[0]:g} to {LENGTHS[-1]:g}, and L is the
+          largest ‖x‖²/4: a bound proportional to √L cannot hold in all units.
         Outliers are those of a matrix of rank 1 or 2 in noise of independent normal elements.
-        Lemma 15 has the threshold 2σ where Theorem 14 has σ: between them both are judged.
+        Lemma 15 has the threshold 2σ, Theorem 14 has σ: between the two, both are judged.
         Margins are {NEAR:.0%} for eigenvalues and {CLOSE:g} elsewhere: set before any run.
     """),
     "no experiment: lemmas and a theorem, of any loss and any noise that meet their conditions.",

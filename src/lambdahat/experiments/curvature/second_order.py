@@ -162,10 +162,10 @@ DAMPED_NOTES = kit.sentences("""
     The linear schedule (α₀ to half of the epochs, then down to α₀/100). SGD and KFAC have momentum
       0.9.
     A run that diverged has the error of a network that guesses, and no λ₁.
-    Where a damping is tuned, it is by the validation error that is then compared, as in the thesis.
+    Dampings are tuned by the same validation error that is then compared, as in the thesis.
     Training errors that are 0 on both sides are not compared.
-    To match SGD is to err on less than 0.25 points more: set after the runs, where it had been 1
-      point.
+    A run matches SGD if its error is at most 0.25 points higher: set after the runs, where it had
+      been 1 point.
 """)
 
 RATES = (1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -285,12 +285,12 @@ EXPERIMENT = kit.Experiment(
     },
     *(run, claims, tables, charts),
     kit.sentences("""
-        20 Lanczos steps on a batch of its own, as large as the gradient's, before every step; no
+        Before every step, 20 Lanczos steps on a separate batch, as large as the gradient's; no
           momentum.
         SGD has momentum 0.9; all rates are constant; the best rate is that of least mean training
           error.
-        SGD at 0.01, of the example code in Table 4.4, was compared after SGD at its best rate had
-          come out faster.
+        SGD at 0.01, as in the example code of Table 4.4, was added after SGD at its best rate had
+          turned out faster.
         The cost is not compared: a step of Lanczos is 20 products, about 40 gradients, as the
           thesis says.
         CIFAR-10 for CIFAR-100, 10 epochs of 10,000 images; on a CPU a perceptron and 14 × 14 images

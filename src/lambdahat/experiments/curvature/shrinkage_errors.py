@@ -145,7 +145,8 @@ EXPERIMENT = kit.Experiment(
           the best of 61.
         Three spectra: of the inverse Wishart law, for which linear shrinkage is known to be
           optimal, and two others.
-        Errors are means over both P/N; a first run at cpu judged each apart, with the best β.
+        Errors are means over both values of P/N; a first run at cpu scale judged each separately,
+          with the best β.
     """),
     "no experiment of its own: an identity, and a theorem of Bun et al. that is cited.",
 )

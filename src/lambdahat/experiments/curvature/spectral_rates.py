@@ -147,8 +147,8 @@ EXPERIMENT = kit.Experiment(
     },
     *(run, claims, tables, charts),
     kit.sentences("""
-        Eq. 4.3 with its misprints mended; Ritz values below 0 do not count; no factor beside the
-          measured rate.
+        Eq. 4.3 with its misprints corrected; Ritz values below 0 are ignored; the measured rate is
+          used without a factor.
         Measured nine times in the training, averages over the last ninth, as 20 of 180 epochs and
           from epoch 161.
         The baseline falls to half of its rate where averaging begins (Eq. 13, flatness paper).

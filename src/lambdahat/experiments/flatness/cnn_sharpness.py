@@ -199,13 +199,13 @@ _WHOLE = kit.setting("cifar100", 45_000, 5_000, epochs=34, samples=512, depth=60
 _WHOLE |= {"augmented": True, "precision": "bfloat16"}
 _DECAY_NOTES = kit.sentences(f"""
     Reduced at the paper's scale: 34 epochs of CIFAR-100 where the paper has 300.
-    On a CPU: LeNet-5 in place of the nine-layer network, small residual networks, 1,000 images of
-      8 × 8.
-    There the images are CIFAR-10's in place of CIFAR-100's.
-    There weight decay is 5e-3, for over so few steps 5e-4 would shorten the weights by a few per
-      cent at most.
-    Learning rate 0.1 for residual networks, of the paper's grid; it states 0.03 for the nine-layer
-      one alone.
+    On a CPU: LeNet-5 in place of the nine-layer network, small residual networks, 1,000 images of 8
+      × 8.
+    On a CPU the images are those of CIFAR-10 in place of CIFAR-100.
+    On a CPU weight decay is 5e-3: over so few steps 5e-4 would shrink the weights by a few per cent
+      at most.
+    The learning rate of residual networks is 0.1, from the paper's grid; the paper states 0.03 for
+      the nine-layer network only.
     The Hessian is that of the first training images, not cropped or flipped; in training mode in
       their batches.
     {FROBENIUS}

@@ -168,9 +168,9 @@ EXPERIMENT = kit.Experiment(
     {"smoke": cells(5), "cpu": cells(50), "paper": cells(200)},
     *(run, claims, tables, charts),
     kit.sentences("""
-        L is read as exp(X·w₁w₂w₃): the gradient that the paper prints has the factor X.
-        Its Hessian is printed with |X| for X² and without ∂²h; the trace does not miss ∂²h, rank
-          and λ₁ do.
+        L is read as exp(X·w₁w₂w₃), because the gradient that the paper prints has the factor X.
+        The Hessian is printed with |X| in place of X² and without ∂²h; this changes the rank and
+          λ₁, but not the trace.
     """),
     "no runs: a product of three weights on paper.",
 )

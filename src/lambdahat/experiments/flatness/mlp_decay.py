@@ -151,17 +151,16 @@ EXPERIMENT = kit.Experiment(
     },
     *(run, claims, tables, charts),
     kit.sentences(f"""
-        784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden
-          layer of 100 units.
-        784-100-10 has 79,510 parameters; it is run beside the other at the paper's scale and
-          not judged.
-        The paper's Frobenius norm is read as tr(H²)/P, in all experiments alike: its figures
-          lie below λ₁.
-        Where it prints both for one network, it changes as λ₁² does. √(tr(H²)/P) is tabulated
-          and not judged.
+        784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden layer
+          of 100 units.
+        784-100-10 has 79,510 parameters; it is also run at the paper's scale, and not judged.
+        The paper's Frobenius norm is read as tr(H²)/P in all experiments: its printed values lie
+          below λ₁.
+        Where the paper prints both for one network, the norm changes as λ₁² does. √(tr(H²)/P) is
+          tabulated and not judged.
         Batches of 128, pixels in [−1, 1] and 45,000 + 5,000 images drawn by the seed, as in
           softmax-decay.
-        Below the paper's scale the Hessian is that of a part of the training images.
+        Below the paper's scale the Hessian is that of a subset of the training images.
         {kit.LEAST_EFFECT}
     """),
     "a hidden layer of 100 units, 9,960 parameters, on MNIST, 50 epochs, the schedule of the"

@@ -260,7 +260,7 @@ EXPERIMENT = kit.Experiment(
     kit.sentences("""
         VGG-16 and PreResNet-110 on CIFAR-100: 30 epochs of the paper's 225 and 300, weight decay
           5e-4, 512 images; on a GPU they train in bfloat16, and curvature is in float32.
-        Where one of them has run, perceptrons are asked for their ranks alone.
+        For perceptrons only ranks are judged if one of these networks has run.
         Exact ranks: even or odd digits, with more images than parameters and a bound well below
           both.
         A rank counts the eigenvalues of the dense matrix in float64 above P·ε·|λ|_max.

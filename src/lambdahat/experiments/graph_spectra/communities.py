@@ -137,14 +137,15 @@ EXPERIMENT = kit.Experiment(
     kit.sentences("""
         DBLP, Amazon and YouTube are com-dblp, com-amazon and com-youtube.ungraph.* in
           <LAMBDAHAT_DATA>/graphs.
-        Without them the largest components of ca-CondMat, ca-HepTh and soc-brightkite, or else made
-          graphs.
-        A claim about a named graph is not judged on another; whether the count of that settles is a
-          claim of ours.
-        The seeds are of the probes: n counts estimates of one graph.
-        No graph at hand is one of products bought together; a second collaboration graph stands for
+        Without these files: the largest components of ca-CondMat, ca-HepTh and soc-brightkite, or
+          generated graphs.
+        A claim about a named graph is not judged on another; whether the count of the graph at hand
+          settles is a claim of ours.
+        Seeds draw the probes: n counts estimates of one graph.
+        No graph of products bought together is available; a second collaboration graph replaces
           Amazon.
-        λ* is the first minimum, at its word (Algorithm 5); the widest gap is counted beside it.
+        λ* is the first minimum, as Algorithm 5 states; the count by the widest gap is shown beside
+          it.
     """),
     size="DBLP (317,080 nodes), Amazon (334,863) and YouTube (1,134,890).",
 )

@@ -149,12 +149,12 @@ EXPERIMENT = kit.Experiment(
     kit.sentences("""
         Two connected clusters without an edge between them, then links between different random
           nodes.
-        Eigenvalues are exact and compared in order; of the joined graph the second is what the
-          second 0 has become.
+        Eigenvalues are exact and compared in order; in the joined graph the second eigenvalue is
+          what the second 0 has become.
         Eq. 3.13 is printed without the factors 1/2d that its proof has; both forms are tried.
-        Two single edges, joined to a path of four nodes, are where its terms cancel: it has no
-          condition on degrees.
-        That case was sought after Eq. 3.13 had held on all drawn graphs.
+        Two single edges, joined to a path of four nodes, are the case where its terms cancel: the
+          theorem has no condition on degrees.
+        This case was constructed after Eq. 3.13 had held on all random graphs.
     """),
     size="no experiment: a theorem and its corollary, of any graph.",
 )

@@ -179,7 +179,7 @@ EXPERIMENT = kit.Experiment(
         The large Barabási–Albert graph has r = {LARGE_R}; the thesis gives none.
         YouTube is <LAMBDAHAT_DATA>/graphs/com-youtube.ungraph.*; without it soc-brightkite, or else
           a made graph.
-        A claim about YouTube is not judged on another graph; of that it is a claim of ours, and n
+        A claim about YouTube is not judged on another graph; there it is a claim of ours, and n
           counts estimates.
         Divergences depend on the number of moments and on where the fit stops: their order is
           compared.

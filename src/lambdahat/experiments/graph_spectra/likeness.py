@@ -161,13 +161,14 @@ EXPERIMENT = kit.Experiment(
         The five collaboration graphs are the thesis's, read from <LAMBDAHAT_DATA>/graphs.
         Luxembourg's roads in three parts, cut by distance, stand for those of three states where
           their files lack.
-        Two social networks stand for the three gene networks; what is said of human and mouse genes
-          is not tested.
-        The thesis's claim needs its gene and road networks, and is not judged; that of the graphs
-          at hand is ours.
-        The seeds are of the probes: n counts estimates of the same graphs.
-        Collaborations against roads alone was asked after the stricter form had failed.
-        Where no file is there, made graphs of each kind take their place, and the table says so.
+        Two social networks replace the three gene networks; the claims about human and mouse genes
+          are not tested.
+        The thesis's claim needs its gene and road networks and is not judged; the one about the
+          available graphs is ours.
+        Seeds draw the probes: n counts estimates of the same graphs.
+        The comparison of collaborations with roads only was added after the stricter form had
+          failed.
+        Where files are missing, generated graphs of each kind replace them, and the table says so.
         All spectra are fitted with one penalty; divergences depend on it and on the number of
           moments.
     """),

@@ -211,12 +211,12 @@ EXPERIMENT = kit.Experiment(
     },
     *(run, claims, tables, charts),
     kit.sentences("""
-        Barabási–Albert: a new node brings 5 edges, or 1, which gives the sharp peak of the text; it
-          has no number.
-        That it needs many more moments is judged at both; the second was added after the results
-          were seen.
+        Barabási–Albert graphs add 5 edges per node, or 1, which gives the sharp peak described in
+          the text; it states no number.
+        The claim that it needs many more moments is judged for both; the second was added after the
+          results had been seen.
         Moments come from 100 probes without their share in the known null space (graphs.spectrum).
-        Theorem 2 is read off all eigenvalues, with a Gaussian kernel; its binomial is over m, not
+        Theorem 2 is checked on all eigenvalues, with a Gaussian kernel; its binomial is over m, not
           r.
     """),
     size=(

@@ -60,7 +60,7 @@ class Reading:
     def power(self, threshold: float, level: float, count: int) -> float:
         """The probability that ``count`` seeds show on which side of the threshold the value lies.
 
-        The value and the spread of this reading are taken for the true ones; the t-test is
+        The value and the spread of this reading are assumed to be the true ones; the t-test is
         one-sided at ``level``.
         """
         spread = self.stderr * math.sqrt(self.count)
@@ -155,14 +155,14 @@ Mark = tuple[float, float, float, float, float]  # value, its 95 % interval, the
 class Verdict(Result):
     """The verdict on a claim: its source, whether it holds here, and the numbers behind it.
 
-    ``verdict`` is "holds", "does not hold", "undecided" where the figures do not tell, or "not
-    testable here" where the run is not what the claim is about. ``evidence`` has our figures,
-    ``published`` the paper's, where it gives any. An ``own`` claim is one of ours, which the paper
-    does not make: it is judged like the others and counted apart. ``barrier`` is one of BARRIERS
-    where the claim is not testable, else "". ``plan`` says of an undecided one how many seeds would
-    decide it. ``answer`` has our figures in short, of a difference both sides of it; ``marks`` are
-    what a forest plot shows, and none where the claim is not testable; ``headline`` marks the claim
-    that answers the question of the experiment.
+    ``verdict`` is "holds", "does not hold", "undecided" if the numbers do not decide it, or "not
+    testable here" where the run is not what the claim is about. ``evidence`` has our numbers,
+    ``published`` those of the paper, if it gives any. An ``own`` claim is one of ours, which the
+    paper does not make: it is judged like the others and counted apart. ``barrier`` is one of
+    BARRIERS where the claim is not testable, else "". ``plan`` says of an undecided one how many
+    seeds would decide it. ``answer`` has our numbers in short, both sides of a difference;
+    ``marks`` are what a forest plot shows, and none where the claim is not testable; ``headline``
+    marks the claim that answers the question of the experiment.
     """
 
     claim: str
@@ -219,9 +219,9 @@ class Claim:
     family of their own in that correction.
 
     ``general`` marks what the paper says of any network or matrix, such as a theorem: it can be
-    tested on any. What is said of a network is tested on that network alone, and its ``sentence``
-    begins with the name of ours. ``headline`` marks the one that answers the experiment's question:
-    a page begins with it, else with the first that is decided.
+    tested on any. A claim about a network is tested on that network only; its ``sentence`` begins
+    with the name of the network that was run. ``headline`` marks the one that answers the
+    experiment's question: a page begins with it, else with the first that is decided.
     """
 
     sentence: str
@@ -262,7 +262,7 @@ class Claim:
 
     @property
     def edge(self) -> float:
-        """The bound that a decision hangs on: "within" has two, of which the nearer counts."""
+        """The bound that decides; "within" has two, of which the nearer counts."""
         side = math.copysign(self.margin, self.reading.value - self.bound)
         return self.bound + side if self.direction == "within" else self.bound
 
@@ -270,8 +270,8 @@ class Claim:
         """The power that this many seeds had at a level, and the seeds that POWER takes; infinite
         beyond MOST_SEEDS.
 
-        Both take the reading's value and spread for the true ones. NaN where it has no spread, or
-        lies on the bound.
+        Both assume that the value and the spread of the reading are the true ones. NaN where it has
+        no spread, or lies on the bound.
         """
         reading, edge = self.reading, self.edge
         if not reading.stderr > 0 or reading.count < 2 or not reading.value - edge:
@@ -311,7 +311,7 @@ def judge(claims: Iterable[Claim], level: float = LEVEL) -> list[Verdict]:
     """The verdicts on the claims of an experiment.
 
     Holm's correction keeps the level over two families, each by itself: the paper's claims, and
-    those that we added. What we ask besides does not cost the paper's claims their power.
+    those that we added. Our additional claims therefore do not reduce the power of the paper's.
     """
     claims = list(claims)
     verdicts: dict[int, Verdict] = {}
@@ -397,8 +397,8 @@ def jointly(sentence: str, source: str, published: str, parts: Mapping[str, Clai
 
 NEGLIGIBLE = 0.1  # of a printed change: a smaller one is none
 LEAST_EFFECT = (
-    "Where two values are printed, a change counts from a tenth of the printed one on: set after"
-    " the runs, for all such claims alike."
+    "Where two values are printed, a change counts if it is at least a tenth of the printed one."
+    " This was set after the runs, for all such claims."
 )
 
 

@@ -74,8 +74,8 @@ class Store:
         self._checked: tuple[int, ...] = ()  # the state of the file that was last found undamaged
 
     def open(self, cells: list[Cell], command: str = "", keep: bool = True) -> None:
-        """Make the file, or with ``keep`` go on with one that is there; rows are then those of
-        these cells alone.
+        """Create the store, or with ``keep`` continue an existing one; rows are then those of these
+        cells only.
 
         A store that has this grid is left as it is: ``command`` goes in with the first cell that
         runs. Cells that are damaged are taken out, with a warning that names them, so that they run
@@ -128,7 +128,9 @@ class Store:
     def add(
         self, cell: Cell, rows: list[Row], seconds: float, made: dict[str, str] | None = None
     ) -> None:
-        """A finished cell, its rows, and what they were made with (``made_with``), if known."""
+        """Add a finished cell, its rows, and what they were computed with (``made_with``), if
+        known.
+        """
         key = key_of(cell)
         with self._connection(write=True) as connection:
             connection.execute("DELETE FROM rows WHERE key = ?", (key,))
@@ -143,7 +145,7 @@ class Store:
             self._seal(connection, key, ABOUT, command=self._command)
 
     def fail(self, cell: Cell, error: str) -> None:
-        """A cell that raised: the next run tries it again."""
+        """Record a cell that raised; the next run tries it again."""
         with self._connection(write=True) as connection:
             connection.execute("UPDATE cells SET error = ? WHERE key = ?", (error, key_of(cell)))
             self._seal(connection, key_of(cell), ABOUT, command=self._command)
@@ -171,7 +173,7 @@ class Store:
     def peek(self) -> list[tuple[Cell, float | None, float | None, str | None]]:
         """The settings of every cell of the grid, its seconds, when it finished, and its error.
 
-        For a look at a sweep that runs: nothing is compared with digests, which takes long.
+        For watching a running sweep: digests are not checked, since that takes long.
         """
         if self.path.stat().st_size == 0:  # its grid is about to be written
             return []
@@ -181,8 +183,9 @@ class Store:
         return [(self._parse(settings), *rest) for settings, *rest in cells]
 
     def about(self) -> dict[str, str]:
-        """Where and with what the rows were made: what each cell says, else what was written when
-        the store was made. Where cells differ, each value once, separated by commas.
+        """Where and with what the rows were computed: what each cell says, otherwise what was
+        written when the store was created. Where cells differ, each value once, separated by
+        commas.
         """
         whole = dict(self._read(CONTENTS[ABOUT]))
         cells = [whole if facts is None else self._parse(facts) for _, facts in self._made_cells()]
@@ -193,7 +196,7 @@ class Store:
         }
 
     def made(self) -> list[tuple[Cell, dict[str, str]]]:
-        """The finished cells of the grid that say what they were made with, and what that is."""
+        """The finished cells of the grid that state what they were computed with, and that."""
         known = [pair for pair in self._made_cells() if pair[1] is not None]
         return [(self._parse(settings), self._parse(facts)) for settings, facts in known]
 
@@ -304,7 +307,7 @@ class Store:
 
 def stores_in(folder: str | Path) -> list[Store]:
     """The stores in a folder, by name."""
-    paths = sorted(Path(folder).glob(f"*{SUFFIX}"))
+    paths = sorted(Path(folder).glob(f"*-*{SUFFIX}"))
     return [Store(path.parent, *path.stem.rpartition("-")[::2]) for path in paths]
 
 

@@ -234,12 +234,12 @@ def sweep(
     """Run the cells of an experiment that its store does not have yet, and return the store.
 
     ``only`` keeps the cells that have all settings of it, as "alpha=0.1 seed=3" (``matches``). A
-    cell that raises is noted and the others go on; a killed sweep loses the cells that were
-    running. With ``resume=False`` it starts anew.
+    cell that raises is recorded as failed, and the others continue; a sweep that is killed loses
+    only the cells that were running. With ``resume=False`` it starts over.
 
     Raises:
-        ValueError: If the store has cells of data that have changed since; cells of early versions
-            do not tell.
+        ValueError: If the store has cells of data that have changed since; cells stored by early
+            versions cannot be checked.
     """
     require_count(jobs, "jobs")
     require_choice(backend, "backend", BACKENDS)
@@ -251,8 +251,15 @@ def sweep(
     cells = experiment.grid(scale)
     chosen = cells if only is None else [cell for cell in cells if matches(cell, only)]
     if not chosen:
-        example = f"cells read like {label_of(cells[0])!r}"
-        raise ValueError(message("only", "match a cell", repr(only), example))
+        # the settings in which cells differ are those by which one is chosen
+        values: dict[str, dict[str, None]] = {}
+        for cell in cells:
+            for name, value in cell.items():
+                values.setdefault(name, {})[str(value)] = None
+        texts = [f"{name}={'|'.join(each)}" for name, each in values.items() if len(each) > 1]
+        cure = f"cells differ in {', '.join(texts)}" if texts else "there is one cell"
+        cure += f" and read like {label_of(cells[0])!r}"
+        raise ValueError(message("only", "match a cell", repr(only), cure))
     store = Store(folder, experiment.name, scale)
     store.open(cells, command, keep=resume)
     made = store.made()

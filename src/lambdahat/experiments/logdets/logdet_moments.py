@@ -242,17 +242,17 @@ EXPERIMENT = kit.Experiment(
     },
     *(run, claims, tables, charts),
     kit.sentences("""
-        The Ecology matrix (n = 80,900; a landscape as a grid) cannot be had: a 5-point Laplacian
-          stands for it.
-        bcsstk16 is in <LAMBDAHAT_DATA>/matrices; without it a small grid with entries over nine
-          decades is taken.
+        The Ecology matrix (n = 80,900; a landscape as a grid) is not available: a 5-point Laplacian
+          replaces it.
+        bcsstk16 is read from <LAMBDAHAT_DATA>/matrices; without the file a small grid with entries
+          over nine decades replaces it.
         50 Hutchinson probes (±1), as in Table 2.1: the text gives none for the figure.
         The classical algorithm makes 2,000 rounds at most; the thesis gives no number.
-        n counts seeds of the probes on one matrix, the grid. What BMxnt's error does on Ecology is
-          not judged on it.
-        An error rises or falls by 0.1 decades or more, and is vastly improved by one; bounds set
-          after the results.
+        n counts seeds of the probes on one matrix, the grid. The claim about BMxnt's error on
+          Ecology is not judged on it.
+        An error counts as higher or lower by 0.1 decades or more, and as vastly improved by one
+          decade; both bounds were set after the results.
         Entropies are those on [0, λ_u]: they differ by log λ_u from those on [0, 1].
     """),
-    size="the Ecology matrix, n = 80,900, up to 30 moments; that very matrix is not at hand.",
+    size="the Ecology matrix, n = 80,900, up to 30 moments; the matrix itself is not available.",
 )

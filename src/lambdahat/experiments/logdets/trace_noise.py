@@ -144,11 +144,11 @@ EXPERIMENT = kit.Experiment(
     {"smoke": cells(2, 320, (10, 20, 40)), "cpu": cells(5), "paper": cells(20)},
     *(run, claims, tables, charts),
     kit.sentences(f"""
-        Elements of u are ±1 (m₄ = 1), normal (3), or 0 but for a tenth (10).
+        Elements of u are ±1 (m₄ = 1), normal (m₄ = 3), or zero except for one in ten (m₄ = 10).
         Matrices are covariances of 2P normal draws, whose condition number hardly depends on P, the
           identity, rank 1, and diagonal with elements from 0.1 to 2.
         Each mean and variance is over 6,400 vectors; n counts seeds, each with matrices of its own.
-        Eq. 2.33 prints an equality, the lemma a bound: both are judged.
+        Eq. 2.33 states an equality, the lemma a bound: both are judged.
         Margins are {BIAS:g} for the mean, {CLOSE:g} for the variance and {EXPONENT:g} for
           exponents: set before any run.
     """),

@@ -375,33 +375,35 @@ def run(cell: Cell, device: str) -> list[Row]:
 ASSUMPTIONS = kit.sentences("""
     At paper scale VGG-16 alone, trained on 45,000 images of CIFAR-100 for 34 of 300 epochs; SGD
       with momentum 0.9, no weight decay, no augmentation; on a GPU convolutions train in TF32.
-    There the full data are 4,000 of the training images, from which the batches are drawn.
+    At that scale the full data are 4,000 of the training images, from which the batches are drawn.
     The cells of the Hessian and the GGN train the network anew; on a GPU the two runs differ by
       rounding.
     Each network is trained once: a claim is about this network, and n counts its batches, not
       networks.
     Batches are drawn without replacement from the full data, ten of each size unless the scale says
       fewer.
-    What is said of several epochs and sizes is first averaged over them, batch by batch; four
-      batches have a bulk.
-    σ² is Algorithm 8 with its 1/N put in and ‖H̄v‖² in place of (vᵀH̄v)².
+    Claims about several epochs and sizes are judged on averages over them, batch by batch; the bulk
+      is computed for four batches.
+    σ² is that of Algorithm 8 with the missing factor 1/N, and with ‖H̄v‖² in place of (vᵀH̄v)².
     Theorem 16 is read as the spiked covariance with the measured spectrum as population, in
       consistent units.
     “Within one standard deviation” is of the batches' own spread, as the error bars of Figure 5.6
       are.
-    It holds if more than 48 % of the batches are within one of the prediction, as where it is one
-      from their mean.
-    A better fit is one by 10 % or more in λ'₁; the thesis gives no number.
-    Predictions are judged as made; the error of their σ² or τ² counts where a model's λ'₁ is to be
-      the mean.
-    A batch's eigenvalues come from a fixed number of Lanczos steps, which see a bulk's edge a
-      little inside.
+    Such a claim holds if more than 48 % of the batches are within one standard deviation of the
+      prediction, the share at which the prediction is one standard deviation from their mean.
+    A fit counts as better if λ'₁ is closer by 10 % or more; the thesis gives no number.
+    Predictions are judged without their own error, except where the mean λ'₁ is predicted: there
+      the error of σ² or τ² counts.
+    A batch's eigenvalues come from a fixed number of Lanczos steps, which place the edge of a bulk
+      slightly too far inside.
     That λ'₁ exceeds λ₁, equals a model's and falls as 1/b is judged at the last epoch, the first at
       B = 128.
-    A network whose last loss is above 0.9·ln C, that of guessing among C classes, tests nothing.
+    A network whose final loss is above 0.9·ln C, where ln C is the loss of guessing among C
+      classes, is not judged.
     The directional model is ours: τ² = mean_i‖(H_i − H̄)φ‖² along each eigenvector in place of Pσ².
-    That n counts batches, the 48 % and these 10 % were decided after the results were seen.
-    Figure 5.6 has training by KFAC too, which eigenvalues-through-training has; here is SGD's half.
+    That n counts batches, the 48 % and the 10 % were decided after the results had been seen.
+    Figure 5.6 also shows training by KFAC, which is in eigenvalues-through-training; this
+      experiment has the half with SGD.
 """)
 
 EXPERIMENT = kit.Experiment(

@@ -450,34 +450,34 @@ def trajectory(rows: Sequence[Row], epochs: int) -> Row:
 ASSUMPTIONS = kit.sentences(f"""
     At paper scale 45,056 images of CIFAR-100 and 30 epochs of the thesis's 300, by its schedule,
       Eq. 5.37, with bfloat16 in forward passes; ends are evaluated in float32.
-    VGG-16 without batch norm trains for 64 epochs there: after 30, in runs made before, it erred
-      on 54 % at B = 128, so that nothing could be judged of scaling.
+    VGG-16 without batch norm trains for 64 epochs there: after 30 epochs, in earlier runs, its
+      error was 54 % at B = 128, so that no claim about scaling could be judged.
     On a CPU 16,384 images of CIFAR-10 at 8 × 8 in place of CIFAR-100 and ImageNet-32, 8 epochs.
-    Crops and flips, which the thesis has, at paper alone. Momentum is 0.9.
+    Crops and flips, which the thesis uses, at paper scale only. Momentum is 0.9.
     On a CPU a small network stands for VGG-16, and WideResNet-10×1 for 28×10.
     All batches are whole: the number of images is a multiple of 2,048. Rate times steps is the same
       at every B.
     The thesis does not print α₀ of VGG-16BN: 0.1 (cpu) and 0.05 (paper) here. At paper scale one
       other rate is tried at B = 128, ten times α₀.
-    Images, epochs and rates of cpu were chosen by trial runs from seeds 0 and 1: that at B = 128
-      was to learn.
-    The rules on what is judged were set after those, and before the other runs.
+    Images, epochs and rates at cpu scale were chosen in trial runs with seeds 0 and 1, so that the
+      run at B = 128 learns.
+    The rules on what is judged were set after those trials and before the other runs.
     VGG-16 without batch norm has the thesis's α₀ = 0.01 (paper); γ is the same as with it.
     Four seeds left it undecided whether linear scaling beats the square root without batch norm:
       at B = 1,024 seven are planned.
     Validation images stand for the thesis's test images too. n counts seeds: start, images and
       batches.
-    An error is kept if it changes by at most {SAME_ERROR:g} %, as the thesis's own does from B =
-      128 to 1,024.
-    Nothing is judged of scaling where the run at B = 128 errs on more than {WORST_REFERENCE:g} %
-      itself.
-    Of “unstable” runs nothing is judged where the largest B errs on at most {SAME_ERROR:g} % more
-      than B = 128.
+    An error counts as unchanged if it changes by at most {SAME_ERROR:g} %, as the thesis's own does
+      from B = 128 to 1,024.
+    No claim about scaling is judged if the error of the run at B = 128 exceeds {WORST_REFERENCE:g}
+      %.
+    Claims about “unstable” runs are not judged if the error of the largest B exceeds that of B =
+      128 by at most {SAME_ERROR:g} %.
     A run oscillates if its error changes {OSCILLATES:g} times as much per epoch as that at B = 128.
-    That is read from the end of the first quarter of the run on, as long as the rate is full.
+    This is evaluated from the end of the first quarter of the run on, as long as the rate is full.
     The similar solutions, of which distance and error are compared, are those up to B = 1,024.
-    A run does not train if its loss ends above {LEARNT_LOSS:g} of a guess's. One that diverged errs
-      as a guess does.
+    A run does not train if its loss ends above {LEARNT_LOSS:g} of the loss of guessing. A run that
+      diverged counts with the error of guessing.
     Other rules with batch norm, and the cost of α ∝ B with and without it, are claims of ours.
 """)
 

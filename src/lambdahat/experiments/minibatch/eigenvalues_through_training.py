@@ -411,32 +411,34 @@ SCALES = {
 ASSUMPTIONS = kit.sentences("""
     At paper scale VGG-16 alone, by its Hessian, trained on 45,000 images of CIFAR-100 for 34 of 300
       epochs, without augmentation; on a GPU convolutions train in TF32.
-    There the full data are 2,000 of the training images, and KFAC's inverses are computed every 100
-      steps; at other scales CIFAR-10, and every 10.
+    At that scale the full data are 2,000 of the training images, and KFAC's inverses are computed
+      every 100 steps; at other scales the data are CIFAR-10, and the inverses are computed every
+      10.
     n counts seeds: each has its own images, start and order of batches, which SGD and KFAC of a
       seed share.
     The start is measured once, for both. SGD and KFAC have momentum 0.9, batches of 128 and no
       weight decay.
     The thesis gives no settings for Figure 5.6: KFAC has α = 0.003, δ = 0.1 and the empirical
       Fisher.
-    They were chosen by the training loss, to fall about as fast as SGD's; curvature had been seen
-      at α = 0.01 alone.
+    These settings were chosen so that the training loss falls about as fast as with SGD; curvature
+      had been seen only at α = 0.01.
     Ten batches of each size are drawn without replacement at every stop; LeNet-5 on a CPU and
       VGG-16 have B = 128.
-    σ² is Algorithm 8 with its 1/N put in and ‖H̄v‖² in place of (vᵀH̄v)².
+    σ² is that of Algorithm 8 with the missing factor 1/N, and with ‖H̄v‖² in place of (vᵀH̄v)².
     Theorem 16 is read as the spiked covariance with the measured spectrum as population, in
       consistent units.
     “Within one standard deviation”: |predicted − mean of ten batches|/(their deviation), mean over
       epochs, is < 1.
-    A better fit is one by 10 % or more in the mean λ'₁ of ten batches, as in batch-eigenvalues.
-    That batches' λ₁ moves away from the full data's is read as λ'₁ − λ₁ at the last stop above that
-      at the start.
+    A fit counts as better if the mean λ'₁ of ten batches is closer by 10 % or more, as in
+      batch-eigenvalues.
+    The claim that the λ₁ of batches moves away from that of the full data is read as λ'₁ − λ₁ being
+      larger at the last stop than at the start.
     A batch's eigenvalues come from 15 Lanczos steps, of convolutions on a CPU and of VGG-16 from
       10.
-    So few see λ'₁ well where it is apart, but λ'_P far inside: it is in the tables, and nothing is
-      judged by it.
-    A network of which a seed ends with a loss above 0.9·ln C, that of guessing among C classes,
-      tests nothing.
+    So few steps determine λ'₁ well if it is separated, but place λ'_P far inside: it is in the
+      tables, and no claim is judged by it.
+    A network is not judged if one of its seeds ends with a loss above 0.9·ln C, where ln C is the
+      loss of guessing among C classes.
     The directional model is ours, and so are comparisons of KFAC with SGD, of which the text says
       nothing.
 """)

@@ -401,11 +401,11 @@ EXPERIMENT = kit.Experiment(
         50 Lanczos steps from a random vector: at every step at paper scale, every ten at cpu scale.
         The dampings are ours: those of the figures are not in the text.
         GD takes the same α; it is Eq. 6.6 with η = 0 and δ = 1.
-        “As δ falls” is judged over all dampings, and as a claim of ours over those that fit the
+        “As δ falls” is judged over all dampings, and, as a claim of ours, over those that fit the
           training data.
         n counts seeds: draws of 1,000 images with a start each.
-        At the scale cpu the first 6 left claims undecided that a planned 51 could decide; 60 were
-          run. The first are among them. Of the others the last step alone is stored.
+        At cpu scale the first 6 seeds left claims undecided that a planned 51 could decide; 60 were
+          run, with the first among them. Of the others only the last step is stored.
     """),
     size=(
         "logistic regression on 1,000 images of MNIST, 10,000 test images, α = 0.01, 50 Lanczos"

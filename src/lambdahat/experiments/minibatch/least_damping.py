@@ -304,28 +304,29 @@ EDGE_SEARCHES: dict[str, Callable[[PreparedSubject, int], Frontier]] = {
     "kfac": least_kfac_damping,
 }
 ASSUMPTIONS = kit.sentences(f"""
-    It trains if the mean loss over 2,000 training images ends below {LEARNT_LOSS:g} of its start.
+    A run trains if its mean loss over 2,000 training images ends below {LEARNT_LOSS:g} of the
+      initial one.
     The number of steps is the same at every batch size. α = 1; no momentum beside Adam's β₁ = 0.9,
       no decay.
     KFAC takes the empirical Fisher, renewed at each of the first ten steps, then every ten.
-    Scaling starts from {SAFETY:g} times the least damping at the reference batch size.
-    Eq. 5.36, its units mended, is αPσ²/(2bλ₁), with σ² of the Hessian at the start.
-    There Pσ²/(bλ₁) stands for what a batch adds to λ₁. A batch adds far more, for the noise is not
-      isotropic.
-    So α(λ₁(B) − λ₁)/2 with what five batches add is another rule than Eq. 5.36, and so is that with
-      τ² for Pσ².
+    Scaling starts from {SAFETY:g} times the smallest stable damping at the reference batch size.
+    Eq. 5.36 with consistent units is αPσ²/(2bλ₁), with σ² of the Hessian at the initial weights.
+    There Pσ²/(bλ₁) approximates the excess of a batch's λ₁ over that of the full data. The measured
+      excess is far larger, because the noise is not isotropic.
+    The rule α(λ₁(B) − λ₁)/2 with the excess measured on five batches is therefore another rule than
+      Eq. 5.36, and so is the one with τ² in place of Pσ².
     The rule for ε is that of SGD with averaged momentum at rate α/ε, which Adam is where ε is
       large.
-    Validation errors are not compared where the run that is scaled errs on more than
-      {WORST_REFERENCE:g} % itself.
-    An error is kept if it rises by at most {SAME_ERROR:g} %. The thesis does not show constant
-      damping. n counts starts.
-    These two bounds, and to judge Eq. 5.36 with Pσ² by itself, were chosen after the results were
-      seen.
-    A run that diverged has the validation error of a network that guesses, 90 %.
+    Validation errors are not compared if that of the baseline run exceeds {WORST_REFERENCE:g} %.
+    An error counts as unchanged if it rises by at most {SAME_ERROR:g} %. The thesis does not show
+      constant damping. n counts initial weights.
+    These two bounds, and judging Eq. 5.36 with Pσ² separately, were chosen after the results had
+      been seen.
+    A run that diverged counts with the validation error of guessing, 90 %.
     At paper scale VGG-16 is trained for 34 of 300 epochs, and Adam's edges are searched from there,
       as in stable-rates.
-    KFAC's are not searched there, for its factors take too long, and nothing is scaled.
+    Those of KFAC are not searched there, because its factors take too long to compute, and no runs
+      are scaled.
 """)
 
 

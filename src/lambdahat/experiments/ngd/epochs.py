@@ -80,11 +80,10 @@ def charts(rows: Rows) -> Iterator[Chart]:
 
 
 _EPOCHS_NOTES = kit.sentences("""
-    Which network Figure 2 shows, and for how many epochs, the text does not say.
+    The text does not say which network Figure 2 shows, nor for how many epochs.
     The comparison over all epochs, which the captions of Figure 2 make, was added after the cpu
       runs were seen.
-    At paper scale γ = 100 alone, and MNIST alone: Fashion-MNIST was dropped before the run to
-      save time.
+    At paper scale only γ = 100 and MNIST: Fashion-MNIST was dropped before the run to save time.
 """)
 EPOCHS = ngd.ngd_experiment(
     "ngd-epochs",
@@ -156,8 +155,8 @@ _MINIATURE = (
     " demonstration."
 )
 _TUNED = (
-    "λ̂ is sampled by llc's own kernel and step on batches of 512, at cpu scale until its error is"
-    " 10 % of it or 6,000 gradients are spent."
+    "λ̂ is sampled with the default kernel and step size of llc on batches of 512, at cpu scale"
+    " until its standard error is 10 % or 6,000 gradients are spent."
 )
 DIGITS = ngd.ngd_experiment(
     "ngd-digits",

@@ -125,15 +125,16 @@ _FEW = runs.SMALL | {"data": "fashion-mnist", "training": 1024, "epochs": 400}
 _LONG = runs.WHOLE | {"data": "fashion-mnist", "epochs": 200}
 
 _OVERFITTING_NOTES = kit.sentences(f"""
-    Which network Figures 7 and 8 show, and for how many epochs, the text does not say.
-    G_n by chains at β = 1 with the same γ, read on the held-out images.
-    Overfitting is from the epoch of least validation loss on. Growth is the slope of logarithms
-      there, by seed.
-    Points with a training loss below {ngd.INTERPOLATED:.3f}, 1 % of chance's, are left out: where a
-      network interpolates, Tr H and λ̂ go to 0 with the loss, whatever the validation loss does.
+    The text does not say which network Figures 7 and 8 show, nor for how many epochs.
+    G_n comes from chains at β = 1 with the same γ, evaluated on the held-out images.
+    Overfitting begins at the epoch of the lowest validation loss. Growth is the slope of the
+      logarithms from there on, by seed.
+    Points with a training loss below {ngd.INTERPOLATED:.3f}, 1 % of the loss of guessing, are left
+      out: where a network interpolates, Tr H and λ̂ go to 0 with the loss, whatever the validation
+      loss does.
     G_n is not sampled at paper scale.
-    At paper scale γ = 100 alone, and 8 points of a run, one in 25 epochs, where 10 had been
-      planned: cut before the run to save time.
+    At paper scale only γ = 100, and 8 points per run, one every 25 epochs, where 10 had been
+      planned: reduced before the run to save time.
 """)
 
 

@@ -105,11 +105,11 @@ _BOTH = ["mnist", "fashion-mnist"]
 
 _VS_SGD_NOTES = kit.sentences("""
     LeNet-5 at cpu scale: 1,024 images, and B = 128 where the perceptrons have B = 512.
-    LeNet-5 at paper scale: at most 4,000 gradients for a λ̂, where 10,000 had been planned, and
-      γ = 100 alone, not that of the rule: cut before the run to save time.
+    LeNet-5 at paper scale has at most 4,000 gradients per λ̂ where 10,000 had been planned, and γ =
+      100 only; both were reduced before the run to save time.
     α = 0.1, as in Figures 2, 7 and 8. 60 epochs at paper scale: the paper does not say.
-    At cpu scale Tr H at equal loss (FFNN on Fashion-MNIST, LeNet-5 on MNIST) is decided only since
-      others are not testable.
+    At cpu scale Tr H at equal loss (FFNN on Fashion-MNIST, LeNet-5 on MNIST) is decided only
+      because other claims are not testable.
 """)
 VS_SGD = ngd.ngd_experiment(
     "ngd-vs-sgd",
@@ -135,10 +135,9 @@ def _widths(setting: Cell, widths: tuple[int, ...], seeds: int) -> list[Cell]:
 
 
 _WIDTHS_NOTES = kit.sentences("""
-    Widths and epochs: the text has neither.
-    The one number of the paper, "highest t-value of 1.9^-31" under Figure 1, is read as a
-      p-value of 1.9·10⁻³¹, the largest over the sizes. A few seeds cannot come near it: it is
-      not judged.
+    The text states neither widths nor epochs.
+    The one number of the paper, "highest t-value of 1.9^-31" under Figure 1, is read as a p-value
+      of 1.9·10⁻³¹, the largest over the sizes. A few seeds cannot come near it: it is not judged.
 """)
 WIDTHS = ngd.ngd_experiment(
     "ngd-widths",

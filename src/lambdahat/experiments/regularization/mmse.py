@@ -189,11 +189,11 @@ EXPERIMENT = kit.Experiment(
         Gaussian noise of known σ = 0.5; inputs of standard deviations 1 to 0.1. λ = 1, as in Eq.
           3.5.
         Under the prior N(0, I⁻¹) of Eq. 3.2 the Metric solution is half of least squares.
-        L2 has the best of 43 rates, chosen by the very errors that are compared: this favours L2.
+        L2 has the best of 43 rates, chosen by the same errors that are compared, which favours L2.
         §3.4 puts the prior's covariance where Cramér–Rao has an estimator's; here Σ is an
           estimator's.
-        The neuron's 0.01 was set after a first run at cpu: 0.1 had left it undecided, at 0.13 ±
-          0.03.
+        The neuron's 0.01 was set after a first run at cpu scale: 0.1 had left it undecided, at 0.13
+          ± 0.03.
         The lemmas assume constant second derivatives, Theorem 1 does not: the neuron tests it as it
           is stated.
     """),

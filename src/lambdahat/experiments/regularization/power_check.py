@@ -122,12 +122,12 @@ EXPERIMENT = kit.Experiment(
     },
     *(run, claims, tables, charts),
     kit.sentences("""
-        ReLU and biases in the network of 100, 10 and 5 units, trained by SGD (rate 0.1, batches of
-          64).
+        The network of 100, 10 and 5 units has ReLU activations and biases, and is trained by SGD
+          (rate 0.1, batches of 64).
         Eigenvalues are ordered by magnitude, as a power method finds them; values are Rayleigh–Ritz
           values.
-        The other side is torch.linalg.eigvalsh of the dense Hessian, not a power method on it; all
-          in float64.
+        The reference is torch.linalg.eigvalsh of the dense Hessian, not a power method on it; all
+          computations are in float64.
         The method stops when Σ(Q − Q_prev)² ≤ 1e-6 for successive Q (as printed, Q_prev is never
           refreshed).
     """),

@@ -40,18 +40,19 @@ LEARNT = 0.8  # of the printed training accuracy
 CHANCE = {"xord": 12.0, "synthetic": 27.57}
 IMAGES = ("mnist", "cifar10")
 RULE = (
-    "A claim about norms, vectors, eigenvalues, speed or generalisation is not testable where half"
-    f" or more of the seeds of a rule it compares have not learnt: training accuracy below {LEARNT}"
-    " of the printed one, or training error above half of that of predicting the mean, where the"
-    " printed one is below."
+    "A claim about norms, vectors, eigenvalues, speed or generalisation is not testable if half or"
+    " more of the seeds of a rule that it compares have not learnt: training accuracy below"
+    f" {LEARNT} of the printed one, or a training error above half of that of predicting the mean"
+    " although the printed one is below."
 )
 # rules whose weight decay shrinks the large weights, and those without it
 DECAYED, UNDECAYED = ("L2", "L2 Stopped", *SELECTIVE), ("SGD Large", "Metric Large")
 SHRUNK = 2.0  # times the printed share of its norm that L2 may keep
 DECAY = (
-    "A claim that compares a rule with weight decay is not testable where a shortened run leaves L2"
-    f" more than {SHRUNK:g} times the share of SGD Large's norm that the thesis prints; speeds are"
-    " exempt. This condition came after rules-mnist had been run at 60 of 400 epochs."
+    "A claim that compares a rule with weight decay is not testable if a shortened run leaves the"
+    f" norm of L2 at more than {SHRUNK:g} times the printed share of SGD Large's norm; claims on"
+    " speed are exempt. This condition was introduced after rules-mnist had been run for 60 of 400"
+    " epochs."
 )
 
 
@@ -109,15 +110,15 @@ def _unequal_rates(rows: Rows) -> str:
 LARGEST, RATIO, VECTORS = "λ₁", "λ₁/λ₂", "vectors"
 EFFECT_SHARE = 0.1  # of the published difference: what a difference must exceed
 READ = kit.sentences(f"""
-    Where the thesis prints both numbers a difference must exceed {EFFECT_SHARE:g} of the published
-      one, that of norms, which go with the size of the network, as a share of the larger: a sign
-      alone says nothing about size.
+    Where the thesis prints both numbers, a difference must exceed {EFFECT_SHARE:g} of the published
+      one. For norms, which depend on the size of the network, differences are relative to the
+      larger norm. A sign alone says nothing about size.
     How fast a rule trains is the mean of its training accuracy or error over the first quarter of
       the epochs; the thesis judges by eye.
-    No column of epoch times: all rules and seeds of a cell train in one stack, and only the whole
-      is timed.
-    The least difference, the condition of having learnt and the claims on speed came after the cpu
-      runs were seen.
+    There is no column of epoch times: all rules and seeds of a cell train in one stack, and only
+      the whole is timed.
+    The smallest difference that counts, the condition of having learnt and the claims on speed were
+      introduced after the cpu runs had been seen.
 """)
 
 

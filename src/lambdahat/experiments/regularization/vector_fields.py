@@ -145,7 +145,7 @@ EXPERIMENT = kit.Experiment(
     kit.sentences("""
         f(x) = θ₂σ(θ₁x), σ the identity or tanh: Figure 1.2 names none; the teacher has θ = (1, 1).
         Metric's step is −Hθ with the Hessian of the loss as it is.
-        A parameter is larger than another from 4 times its size on.
+        A parameter counts as larger than another if it is at least 4 times as large.
     """),
     size="Figure 1.1 has a two-parameter model; its points and samples are not in the text.",
 )

@@ -37,10 +37,10 @@ class HMC(Kernel):
     ones refresh the energy, long ones move along flat directions, small steps enter narrow places,
     and no direction's period is met each time (with 1 it can be: that direction then never mixes).
 
-    Where forces are asked for, the loss, the virial and the spread are also averaged over each
+    If forces are requested, the loss, the virial and the spread are also averaged over each
     trajectory, every point i with the weight a_i = min(1, exp(H_0 − H_i)) it would be accepted
     with, and 1 − a_i on the start: each i-step kernel leaves the posterior as it is, so that the
-    mean is right and its noise less (Nishimura and Dunson 2020).
+    mean is correct and its variance lower (Nishimura and Dunson 2020).
     """
 
     leapfrog: int = 10

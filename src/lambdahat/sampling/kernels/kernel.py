@@ -166,7 +166,7 @@ class Info(NamedTuple):
     """Information about a step: the loss, the distance ‖w − w*‖ and the acceptance probability,
     each (…,).
 
-    Kernels that never reject see the point they leave; the others the point they end at.
+    Kernels that never reject evaluate the point they leave, the others the point at which they end.
     ``gradients`` counts the evaluations of the step. Where the state asks for forces, there are
     ‖Sᵀ∇U‖² and the virial (w − w*)·∇U; of them, without the localization, ``work`` (w − w*)·nβ∇L
     and ``heat`` Sᵀnβ∇L·Sᵀ∇U. Kernels with trajectories give means over the whole trajectory
@@ -323,8 +323,8 @@ class Kernel(ABC):
         """(v, c) with c·v = ∇U = nβ·∇L + γ(w − w*), v written over the gradient; ``away`` is w −
         w*.
 
-        The factor is apart because whatever uses v can multiply by it on the way: a pass over the
-        parameters less.
+        The factor is separate because what uses v can multiply by it anyway, which saves a pass
+        over the parameters.
         """
         gamma = self.localization
         if isinstance(gamma, Tensor):

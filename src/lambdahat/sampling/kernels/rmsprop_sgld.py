@@ -20,9 +20,9 @@ from lambdahat.sampling.kernels.kernel import Evaluate, Info, Kernel, State, Str
 class RMSpropSGLD(Kernel):
     """SGLD preconditioned by running gradient squares (Li et al. 2016), as in devinterp.
 
-    V ← aV + (1 − a)(∇L)², G = 1/(√V + e); w ← w − (ε/2)·G∇U + √(εG)·ξ. V starts at 1, is not
-    corrected for that, and the Γ term of the paper, the divergence of G, is left out. With
-    ``decay`` a = 1, V stays and the chain is unbiased.
+    V ← aV + (1 − a)(∇L)², G = 1/(√V + e); w ← w − (ε/2)·G∇U + √(εG)·ξ. V starts at 1 without bias
+    correction, and the Γ term of the paper, the divergence of G, is left out. With ``decay`` a = 1,
+    V stays and the chain is unbiased.
     """
 
     decay: float = 0.99

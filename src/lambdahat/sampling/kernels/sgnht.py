@@ -58,7 +58,7 @@ class SGNHT(Kernel):
         self, trace: float, share: float, degree: float, energy: float, parameters: int
     ) -> float:
         """As for other kernels, but the thermostat cools all directions alike until their mean
-        temperature is right, and so takes off the share of the directions that the data determine.
+        temperature is right, and so removes the share of the directions that the data determine.
         """
         step = self.time_step
         friction = self.diffusion + self.absorbed_friction(step, trace, parameters)
