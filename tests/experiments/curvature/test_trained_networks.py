@@ -191,6 +191,7 @@ def bulk_rows(right):
                 "last": last,
                 "classes": 10,
                 "edge": 1.0,
+                "largest": 2.0,
                 "kept": kept,
                 "weight edge": (1.1 if right else 9.0) * (1 + noise),
                 "outliers": 9 + noise,
@@ -225,6 +226,24 @@ def test_outliers_are_several_and_no_more_than_classes(number, several, few):
     found = verdicts_of(bulk_outliers, rows)
     assert found["several outliers stand apart from the bulk (their number)"] == several
     assert found["no more outliers than classes, 10"] == few
+
+
+def test_outliers_are_not_counted_where_spectra_end_in_a_tail():
+    """No edge below λ₁ is no sign that there are no outliers."""
+    seeds = sorted({row["seed"] for row in bulk_rows(True)})
+    for tails, judged in ((seeds, False), (seeds[:2], True)):
+        rows = [
+            row | ({"edge": 2.5, "outliers": 0} if row["seed"] in tails else {})
+            for row in bulk_rows(True)
+        ]
+        claims = bulk_outliers.claims(Rows({**SUBJECT, **row} for row in rows))
+        unmet = {claim.sentence.split(": ", 1)[1]: claim.unmet for claim in claims}
+        asked = ("several outliers", "no more outliers", "the bulk ends")
+        reasons = {why for sentence, why in unmet.items() if sentence.startswith(asked)}
+        count = f"in {len(tails)} of {len(seeds)}"
+        tail = f"the largest eigenvalues are spaced like the tail of the bulk {count}"
+        assert reasons == ({""} if judged else {tail})
+        assert {why for sentence, why in unmet.items() if not sentence.startswith(asked)} == {""}
 
 
 @pytest.mark.parametrize("experiment", [curvature_suite, bulk_outliers])

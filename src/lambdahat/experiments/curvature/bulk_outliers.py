@@ -142,14 +142,22 @@ def claims(rows: Rows) -> Iterator[Claim]:
     misses = kit.mean_of([max(abs(ours - predicted) for ours, predicted in pair) for pair in pairs])
     yield claim("cone", misses, general=True)
     yield claim("hidden", kit.over_seeds(matrices, "hidden"), general=True)
-    outliers = kit.over_seeds(half, "outliers")
-    yield claim("several", outliers, unmet=unmet)
-    yield claim("classes", outliers, unmet=unmet)
+    outliers, no_edge = kit.over_seeds(half, "outliers"), unmet or _without_edge(half)
+    yield claim("several", outliers, unmet=no_edge)
+    yield claim("classes", outliers, unmet=no_edge)
     known = [row for row in half if row["weight edge"] > 0 < row["edge"]]
     ratios = kit.mean_of([math.log10(row["weight edge"] / row["edge"]) for row in known])
-    yield claim("threshold", ratios, margin=FACTOR, unmet=unmet)
+    yield claim("threshold", ratios, margin=FACTOR, unmet=no_edge)
     sharp, flat = ({row["seed"]: row["kept"][place] for row in half} for place in (0, -1))
     yield claim("kept", kit.paired_difference(sharp, flat), unmet=unmet)
+
+
+def _without_edge(networks: Rows) -> str:
+    """Why outliers cannot be counted: most spectra end in a tail, not in an edge below λ₁."""
+    tails = sum(row["edge"] >= row["largest"] for row in networks)
+    few = 2 * tails < len(networks)
+    why = "the largest eigenvalues are spaced like the tail of the bulk"
+    return "" if few else f"{why} in {tails} of {len(networks)}"
 
 
 def tables(rows: Rows) -> Iterator[Table]:
@@ -220,6 +228,10 @@ EXPERIMENT = kit.Experiment(
           after 17 epochs of 45,000 images in place of 150, over 512 of them.
         Networks that have not learnt are left out, and fewer than three others are not judged: at
           rate 0.05, without batch norm, VGG-16 may stay at chance. The rule came after the runs.
+        Where the leading eigenvalues of most networks are spaced like the tail of the bulk, so that
+          the fitted edge lies beyond them, outliers are not counted and the edge is not compared:
+          that they are not told apart does not show that there are none. This rule, too, came
+          after the runs.
         Held-out images stand for the true loss; kept is what lies in the span of their {PAIRS}
           leading ones.
         On a CPU LeNet-5 and images of MNIST.
