@@ -20,8 +20,8 @@ from lambdahat.singular.verification import CheckedCase, KnownCase, Verification
 HEADER = ("case", "λ̂ ± error", "nβ", "γ", "exact", "n → ∞", "off by", "gradients", "verdict")
 NOTE = (
     "exact: λ̂ at the same nβ and γ; off by: in standard errors, and relative. A case agrees if its"
-    " 95 % interval\ncontains the exact value, is near if the 99.9 % interval does, and fails beyond,"
-    " or if it is off by more than 15 %."
+    " 95 % interval\ncontains the exact value, is near if the 99.9 % interval does, and fails"
+    " beyond, or if it is off by more than 15 %."
 )
 
 
