@@ -1556,18 +1556,9 @@ def an_experiment(cells: int, pause: float = 0.0, log: str = "") -> Any:
     def tables(rows: Any) -> list[Any]:
         return [Table("Values", ("mean",), ((str(mean_of(rows.values("value"))),),))]
 
-    scales = dict.fromkeys(("smoke", "cpu", "paper"), cells)
+    scales = {name: [{"seed": i} for i in range(cells)] for name in ("smoke", "cpu", "paper")}
     return Experiment(
-        "faults",
-        "Faults",
-        "none",
-        "none",
-        scales,
-        lambda count: [{"seed": i} for i in range(count)],
-        run,
-        claims,
-        tables,
-        lambda rows: [],
+        "faults", "Faults", "none", "none", scales, run, claims, tables, lambda rows: []
     )
 
 

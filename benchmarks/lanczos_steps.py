@@ -51,15 +51,15 @@ def main() -> None:
     )
     parser.add_argument("results", nargs="+", type=Path)
     for result in map(BatchEigenvaluesResult.load, parser.parse_args().results):
-        efforts = {subject.network: subject.effort for subject in SCALES[result.scale]}
+        subjects = {subject["network"]: subject for subject in SCALES[result.scale]}
         for point in result.points:
-            effort = efforts[point.network]
+            subject = subjects[point.network]
             print(
-                f"{point.network}, epoch {point.epoch}, {point.operator}: {effort.steps} of"
-                f" {effort.depth} products"
+                f"{point.network}, epoch {point.epoch}, {point.operator}: {subject['steps']} of"
+                f" {subject['depth']} products"
             )
             for spectrum in point.batch_spectra:
-                largest, cosine, smallest = few_over_many(spectrum, effort.steps)
+                largest, cosine, smallest = few_over_many(spectrum, subject["steps"])
                 low = f", λ'_P {smallest:.3f}" if point.indefinite else ""
                 print(f"  λ'₁ {largest:.3f}, its vector {cosine:.3f}{low}")
 

@@ -179,13 +179,13 @@ def run_lanczos_opt(scale: str, seed: int, split: Split | None, device: str) -> 
     """The grid of dampings δ and factors η, and gradient descent; all seeds together."""
     setting = lanczos_opt.SCALES[scale]
     steps, found = lanczos_opt.train_runs(setting, seed, split, device)
-    grid = (len(setting.dampings), len(lanczos_opt.ETAS))
+    grid = (len(setting["dampings"]), len(lanczos_opt.ETAS))
     measures = {name: values[..., :-1].unflatten(2, grid) for name, values in found.items()}
     descent = {name: values[..., -1] for name, values in found.items()}
     return with_verdicts(
         LanczosResult(
             "lanczos-opt",
-            setting.dampings,
+            setting["dampings"],
             lanczos_opt.ETAS,
             steps,
             measures,
@@ -212,12 +212,12 @@ def measure_networks(
     """
     subjects = SCALES[scale]
     for name in networks or ():
-        require_choice(name, "networks", [subject.network for subject in subjects])
+        require_choice(name, "networks", [subject["network"] for subject in subjects])
     points: list[CurvaturePoint] = []
     for subject in (
-        subject for subject in subjects if networks is None or subject.network in networks
+        subject for subject in subjects if networks is None or subject["network"] in networks
     ):
-        split = data.get(subject.data) or load_split(subject.data)
+        split = data.get(subject["data"]) or load_split(subject["data"])
         for epoch, problem in training_stops(subject, split, seed, device):
             points += measure_point(subject, epoch, problem, seed)
             keep(BatchEigenvaluesResult("batch-eigenvalues", scale, tuple(points), (), (), seed))

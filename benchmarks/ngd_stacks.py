@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,7 @@ from lambdahat._core.rng import derived_seed, generator
 from lambdahat._core.storage import Damaged, digest, digest_tensors, write_atomically
 from lambdahat.data.catalogue import data_digest
 from lambdahat.experiments.kit import Cell, Row
-from lambdahat.experiments.ngd.ngd_runs import (
-    NgdSetting,
-    Pair,
-    RunPoint,
-    Way,
-    load_images,
-    network,
-    runs_from,
-    setting_of,
-)
+from lambdahat.experiments.ngd.ngd_runs import Pair, RunPoint, Way, load_images, network, runs_from
 from lambdahat.problem import Problem
 from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, StackedStep
 from lambdahat.training.feeding import epoch_order
@@ -45,8 +36,8 @@ from lambdahat.training.feeding import epoch_order
 def kept_in(folder: Path) -> AbstractContextManager[None]:
     """Let ``train_run`` take runs from a folder, and train none."""
 
-    def source(setting: NgdSetting, seed: int, optimizer: str, start: Tensor, stage: str) -> Way:
-        return _read_run(folder, _about(setting, seed, optimizer, start, stage), setting.epochs)
+    def source(cell: Cell, optimizer: str, start: Tensor, stage: str) -> Way:
+        return _read_run(folder, _about(cell, optimizer, start, stage), cell["epochs"])
 
     return runs_from(source)
 
@@ -61,9 +52,9 @@ class StackedRun:
     changes: tuple[tuple[str, float], ...] = ()
 
     @property
-    def setting(self) -> NgdSetting:
-        """The setting of the cell with the changes."""
-        return replace(setting_of(self.cell), **dict(self.changes))
+    def setting(self) -> Cell:
+        """The cell with the changes."""
+        return {**self.cell, **dict(self.changes)}
 
 
 def train_together(
@@ -82,26 +73,22 @@ def train_together(
     first 100 epochs are kept, those of the first epochs closer together.
     """
     cell, settings = members[0].cell, [member.setting for member in members]
-    setting, starts = settings[0], [member.cell["seed"] for member in members]
-    near, _, classes = load_images(setting.data, cell["network"])
+    starts = [member.cell["seed"] for member in members]
+    near, _, classes = load_images(cell["data"], cell["network"])
     x, y = (part.to(device) for part in near)
     models = [_start(member, near, classes).to(device) for member in members]
     problem = Problem(models[0], "cross_entropy", (x[:2], y[:2]))
     model = StackedModel(models, problem, one_by_one=cell["network"] == "lenet5")
-    values = {**DEFAULTS[optimizer], "lr": tuple(one.rate for one in settings)}
+    values = {**DEFAULTS[optimizer], "lr": tuple(one["rate"] for one in settings)}
     if optimizer == "ngd":
-        values |= {
-            name: tuple(getattr(one, name) for one in settings) for name in ("alpha", "epsilon")
-        }
+        values |= {name: tuple(one[name] for one in settings) for name in ("alpha", "epsilon")}
     descent = StackedDescent(model.parameters, optimizer, values)
     stepped = _StepWithNorms(model, descent, (x, y), values["lr"])
     drawn = [torch.randperm(len(y), generator=generator(seed, "training")) for seed in starts]
-    rows = torch.stack([order[: setting.training] for order in drawn])
+    rows = torch.stack([order[: cell["training"]] for order in drawn])
     abouts = [
-        _about(one, seed, optimizer, vector, member.stage)
-        for one, seed, member, vector in zip(
-            settings, starts, members, _vectors(model), strict=True
-        )
+        _about(one, optimizer, vector, member.stage)
+        for one, member, vector in zip(settings, members, _vectors(model), strict=True)
     ]
     seeds = [
         derived_seed(seed, "order", member.stage)
@@ -114,12 +101,12 @@ def train_together(
         pairs = zip(rows, seeds, strict=True)
         orders = torch.stack([row[epoch_order(seed, epoch, len(row))] for row, seed in pairs])
         stepped.norms.zero_()
-        done, steps = 0, math.ceil(orders.shape[1] / setting.batch)
+        done, steps = 0, math.ceil(orders.shape[1] / cell["batch"])
         for part in PARTS.get(epoch, (1.0,)):
             last = round(part * steps)
             if last > done:
-                batches = orders[:, done * setting.batch : last * setting.batch]
-                stepped.epoch(batches.to(device), setting.batch)
+                batches = orders[:, done * cell["batch"] : last * cell["batch"]]
+                stepped.epoch(batches.to(device), cell["batch"])
                 done = last
             if part < 1 or _is_kept(epoch + 1) or epoch + 1 in milestones:
                 places.append(epoch + done / steps)
@@ -141,7 +128,7 @@ def upto(member: StackedRun, optimizer: str, folder: Path) -> int:
     cell = member.cell
     near, _, classes = load_images(cell["data"], cell["network"])
     start = nn.utils.parameters_to_vector(_start(member, near, classes).parameters())
-    about = _about(member.setting, cell["seed"], optimizer, start, member.stage)
+    about = _about(member.setting, optimizer, start, member.stage)
     path = _file(folder, about)
     if not path.is_file():
         return 0
@@ -219,13 +206,13 @@ def _way(
     return Way(optimizer, kept, steps, len(kept) < len(points))
 
 
-def _about(setting: NgdSetting, seed: int, optimizer: str, start: Tensor, stage: str) -> Row:
+def _about(cell: Cell, optimizer: str, start: Tensor, stage: str) -> Row:
     """What decides a run but for its length, its start by a digest of the parameters (P,)."""
     names = ["data", "training", "batch", "rate"]
     names += [] if optimizer == "sgd" else ["alpha", "epsilon"]
-    about = {name: getattr(setting, name) for name in names}
+    about = {name: cell[name] for name in names}
     origin = _short_digest(start.detach().cpu().numpy().tobytes())
-    return about | {"seed": seed, "optimizer": optimizer, "start": origin, "stage": stage}
+    return about | {"seed": cell["seed"], "optimizer": optimizer, "start": origin, "stage": stage}
 
 
 def _file(folder: Path, about: Row) -> Path:

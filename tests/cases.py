@@ -12,7 +12,7 @@ from lambdahat._core.rng import generator
 from lambdahat.models import mlp
 from lambdahat.operators import LinearOperator
 from lambdahat.problem import Problem
-from lambdahat.problem.space import Space
+from lambdahat.problem.problem import Space
 
 
 def classifier(

@@ -87,22 +87,13 @@ def test_totals_count_an_experiment_once_and_our_own_claims_apart(script, one_to
 def test_reduced_runs_and_stand_ins_are_named_and_stand_ins_decide_nothing(
     script, one_toy, tmp_path, monkeypatch
 ):
-    cells = one_toy.cells
-    trained = replace(
-        one_toy,
-        size="A net on MNIST.",
-        sizes=(Size("net", "mnist", epochs=100),),
-        cells=lambda config: [
-            {
-                **cell,
-                "network": "net",
-                "data": "mnist",
-                "training": 60_000,
-                "epochs": 10 * config.seeds,
-            }
-            for cell in cells(config)
-        ],
-    )
+    net = {"network": "net", "data": "mnist", "training": 60_000}
+    scales = {
+        scale: [{**cell, **net, "epochs": epochs} for cell in one_toy.scales[scale]]
+        for scale, epochs in (("smoke", 20), ("cpu", 40), ("paper", 80))
+    }
+    sizes = (Size("net", "mnist", epochs=100),)
+    trained = replace(one_toy, size="A net on MNIST.", sizes=sizes, scales=scales)
     monkeypatch.setattr(published, "find", lambda name: trained)
     for scale in ("cpu", "paper"):
         sweep(trained, tmp_path, scale=scale)
@@ -125,21 +116,20 @@ def test_reduced_runs_and_stand_ins_are_named_and_stand_ins_decide_nothing(
 def test_networks_that_the_larger_run_has_not_reached_count_with_the_smaller(
     script, one_toy, tmp_path, monkeypatch
 ):
-    cells, names = one_toy.cells, {4: ("All-CNN", "WideResNet-28"), 8: ("LeNet", "WideResNet-10")}
-    trained = replace(
-        one_toy,
-        cells=lambda config: [
-            {**cell, "network": name} for name in names[config.seeds] for cell in cells(config)
-        ],
-    )
-    trained = replace(trained, scales={"cpu": Config(8), "paper": Config(4)})
+    grids = toy(cpu=Config(8), paper=Config(4)).scales
+    networks = {"cpu": ("LeNet", "WideResNet-10"), "paper": ("All-CNN", "WideResNet-28")}
+    scales = {
+        scale: [{**cell, "network": name} for name in names for cell in grids[scale]]
+        for scale, names in networks.items()
+    }
+    trained = replace(one_toy, scales=scales)
     monkeypatch.setattr(published, "find", lambda name: trained)
     sweep(trained, tmp_path, scale="cpu")
     sweep(trained, tmp_path, scale="paper", only="network=All-CNN")
     small, large = script.runs_in(tmp_path)
     assert (small.unreached, large.unreached) == ([], ["WideResNet-28"])
     assert "**8 of 16 cells so far** (none of WideResNet-28)" in script.section(large)
-    other = [Verdict(f"{name}: rises", "Table 1", "undecided", "") for name in names[8]]
+    other = [Verdict(f"{name}: rises", "Table 1", "undecided", "") for name in networks["cpu"]]
     totals = script.overview([replace(small, verdicts=tuple(other)), large])
     assert "| **all** | 1 | 1 | 0 | 1 | 0 |" in totals
     # with too few seeds for any verdict the larger run leaves every claim to the smaller

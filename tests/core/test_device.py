@@ -37,9 +37,8 @@ def test_freed_tensors_leave_their_pages_to_the_next() -> None:
 def test_a_budget_of_memory_comes_before_kept_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     pages, settings = device._FreedPages(), []
     monkeypatch.setattr(pages, "_set", lambda **values: settings.append(values))
-    monkeypatch.setattr(device, "_freed_pages", pages)
-    device.give_back_pages(1 << 20)
-    device.give_back_pages(1 << 22)  # no more than the smallest budget asks for
-    with device.keep_freed_pages():
+    pages.lower(1 << 20)
+    pages.lower(1 << 22)  # no more than the smallest budget asks for
+    with pages.held():
         pass
     assert settings == [{"MMAP_THRESHOLD": 1 << 20}]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from lambdahat._core.pullback import Pullback, pull_back
+from lambdahat._core.device import Pullback, pull_back
 
 A, B = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

@@ -11,7 +11,7 @@ from lambdahat.estimators._trace import ExchangeableTrace
 from lambdahat.estimators.probes import Probes
 from lambdahat.estimators.sequential import Goal, standard_error
 from lambdahat.operators import operator
-from lambdahat.problem.space import Space
+from lambdahat.problem.problem import Space
 from lambdahat.results import Status
 from tests.cases import Products, spectra, with_eigenvalues
 

@@ -139,12 +139,11 @@ VGG = Size("VGG-16", "cifar100", 45_000, 300)
 
 def training(sizes, **cells):
     """The toy, whose cells train what is said, at the scales cpu and paper."""
-    make = toy().cells
-    return dataclasses.replace(
-        toy(),
-        sizes=sizes,
-        cells=lambda config: [{**cell, "toy rate": cell["rate"], **cells} for cell in make(config)],
-    )
+    scales = {
+        scale: [{**cell, "toy rate": cell["rate"], **cells} for cell in every]
+        for scale, every in toy().scales.items()
+    }
+    return dataclasses.replace(toy(), sizes=sizes, scales=scales)
 
 
 @pytest.mark.parametrize(
@@ -196,16 +195,12 @@ def test_where_the_paper_says_no_number_the_whole_set_counts():
 
 
 def test_a_claim_about_one_network_is_compared_by_that_network_alone():
-    make = toy().cells
-    both = dataclasses.replace(
-        toy(),
-        sizes=(VGG, Size("VGG-16-BN", "cifar100")),
-        cells=lambda config: [
-            {**cell, "network": network, "data": "cifar100", "training": 45_000, "epochs": 300}
-            for cell in make(config)
-            for network in ("LeNet-5", "VGG-16", "VGG-16-BN")
-        ],
-    )
+    cells = [
+        {"network": network, "data": "cifar100", "training": 45_000, "epochs": 300}
+        for network in ("LeNet-5", "VGG-16", "VGG-16-BN")
+    ]
+    sizes = (VGG, Size("VGG-16-BN", "cifar100"))
+    both = dataclasses.replace(toy(), sizes=sizes, scales={"cpu": cells})
     assert (
         both.stand_in("cpu", "VGG-16: it trains")
         == both.stand_in("cpu", "VGG-16-BN: it trains")

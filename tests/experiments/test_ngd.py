@@ -6,7 +6,6 @@ import importlib
 import io
 import math
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -53,7 +52,7 @@ OPTIMIZERS = ("sgd", "ngd")
 
 
 def tiny_subject():
-    return subject_of(run_cells(TINY, ["digits"], [("ffnn", 1, 6)], 1)[0], "cpu")
+    return subject_of(run_cells(TINY, [("ffnn", 1, 6)], 1)[0], "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +137,13 @@ def test_equal_loss_takes_the_highest_end():
 
 
 def test_images_are_drawn_by_the_seed():
-    cells = run_cells(TINY, ["digits"], [("ffnn", 1, 6), ("lenet5", 0, 0)], 2)
+    cells = run_cells(TINY, [("ffnn", 1, 6), ("lenet5", 0, 0)], 2)
     subjects = [subject_of(cell, "cpu") for cell in (cells[0], cells[0], cells[1], cells[2])]
     first, again, other, squares = (each.problem.batches.first().data for each in subjects)
     assert torch.equal(first[0], again[0])
     assert not torch.equal(first[1], other[1])
-    assert tuple(squares[0].shape) == (TINY.training, 1, 28, 28)
-    assert subjects[0].held_out.num_samples == TINY.held_out
+    assert tuple(squares[0].shape) == (TINY["training"], 1, 28, 28)
+    assert subjects[0].held_out.num_samples == TINY["held_out"]
 
 
 def pairs(gaps, at, **fixed):
@@ -574,8 +573,8 @@ def test_runs_trained_together_are_those_trained_alone(optimizer, net, tmp_path)
     """Two seeds at two rates, α and ε, stacked: the same points, losses and update norms as one
     by one.
     """
-    setting = replace(TINY, epochs=4)
-    cells = run_cells(setting, ["digits"], [net], 2)
+    setting = TINY | {"epochs": 4}
+    cells = run_cells(setting, [net], 2)
     changed = [("rate", (0.05, 0.02)), ("alpha", (0.1, 1.0)), ("epsilon", (1e-10, 1e-2))]
     members = [
         StackedRun(
@@ -606,7 +605,7 @@ def test_runs_trained_together_are_those_trained_alone(optimizer, net, tmp_path)
 
 
 def test_a_stage_can_follow_another_together(tmp_path):
-    cells = run_cells(replace(TINY, epochs=2), ["digits"], [("ffnn", 1, 6)], 2)
+    cells = run_cells(TINY | {"epochs": 2}, [("ffnn", 1, 6)], 2)
     firsts = train_together([StackedRun(cell) for cell in cells], "sgd", "cpu", tmp_path, (2,))
     after = [
         StackedRun(cell, first.end.vector, "after")
@@ -622,7 +621,7 @@ def test_a_stage_can_follow_another_together(tmp_path):
 
 
 def test_a_kept_run_knows_its_data_and_its_damage(tmp_path, monkeypatch):
-    (cell,) = run_cells(replace(TINY, epochs=2), ["digits"], [("ffnn", 1, 6)], 1)
+    (cell,) = run_cells(TINY | {"epochs": 2}, [("ffnn", 1, 6)], 1)
     train_together([StackedRun(cell)], "sgd", "cpu", tmp_path, (2,))
     subject, (path,) = subject_of(cell, "cpu"), tmp_path.iterdir()
     blob = path.read_bytes()

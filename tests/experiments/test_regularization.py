@@ -5,6 +5,7 @@ rows, claims.
 import math
 import pickle
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -50,12 +51,11 @@ from lambdahat.experiments.regularization.rule_experiments import (
 from lambdahat.experiments.regularization.rule_runs import (
     MoreSeeds,
     RuleMember,
-    RulesScale,
     Stack,
     absolute_products,
-    cells_of,
     logistic,
     quadratic,
+    rule_cells,
     run_rules,
     short_row,
 )
@@ -175,24 +175,21 @@ def test_the_rules_are_those_of_table_4_1():
 
 def test_a_shorter_run_shrinks_by_the_same_factor():
     """λ·steps up to τ and to the end are those of the thesis, whatever the epochs."""
-    full, cpu, epochs = MNIST.scales["paper"], MNIST.scales["cpu"], MNIST_TASK.epochs
+    (full, *_), (cpu, *_), epochs = MNIST.grid("paper"), MNIST.grid("cpu"), MNIST_TASK.epochs
     setting = SETTINGS["mnist", "relu"]
-    short = setting.scale_rates(cpu.gain, cpu.stretch, cpu.epochs / epochs)
-    steps, fewer = math.ceil(full.training / full.batch), math.ceil(cpu.training / cpu.batch)
+    short = setting.scale_rates(cpu["gain"], cpu["stretch"], cpu["epochs"] / epochs)
+    steps, fewer = (math.ceil(cell["training"] / cell["batch"]) for cell in (full, cpu))
     assert short.l2 * short.tau * fewer == pytest.approx(setting.l2 * setting.tau * steps, rel=0.01)
-    assert short.l2 * cpu.epochs * fewer == pytest.approx(setting.l2 * epochs * steps, rel=0.01)
+    assert short.l2 * cpu["epochs"] * fewer == pytest.approx(setting.l2 * epochs * steps, rel=0.01)
     assert short.metric / short.rates[0] == pytest.approx(setting.metric / setting.rates[0])
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_the_sizes_read_from_the_printed_norms_give_them_back(activation):
     """σ√P of SGD Large, and e^(−λt) of it at the stop and at the end."""
-    config, printed, setting = (
-        MNIST.scales["paper"],
-        PUBLISHED["mnist", activation],
-        SETTINGS["mnist", activation],
-    )
-    width, steps = config.width, math.ceil(config.training / config.batch)
+    cell, *_ = MNIST.grid("paper")
+    printed, setting = PUBLISHED["mnist", activation], SETTINGS["mnist", activation]
+    width, steps = cell["width"], math.ceil(cell["training"] / cell["batch"])
     count = 784 * width + width**2 + 10 * width + 2 * width + 10
     assert setting.spread[1] * math.sqrt(count) == pytest.approx(
         printed["SGD Large"]["norm"], rel=0.01
@@ -262,7 +259,7 @@ def test_data_that_are_not_at_hand_raise_and_the_grid_stays(experiment):
 
 
 def test_cells_cover_rules_and_seeds_once():
-    cells = cells_of(RulesScale("xor", 4, 0, 8, 2, 4, seeds=5, together=2))
+    cells = rule_cells("xor", 4, 0, 8, 2, 4, seeds=5, together=2)
     seen = [
         (c["activation"], rule, seed) for c in cells for rule in c["rules"] for seed in c["seeds"]
     ]
@@ -271,14 +268,14 @@ def test_cells_cover_rules_and_seeds_once():
 
 def test_some_rules_have_more_seeds_than_the_others():
     more = MoreSeeds("relu", ("SGD Large", "L2"), 8, together=2)
-    plain = RulesScale("xor", 4, 0, 8, 2, 4, seeds=3, together=2, eigenvalues=1, points=2)
-    extra = cells_of(replace(plain, more=(more,)))[len(cells_of(plain)) :]
+    plain = partial(rule_cells, "xor", 4, 0, 8, 2, 4, 3, 2, eigenvalues=1, points=2)
+    extra = plain(more=[more])[len(plain()) :]
     assert [cell["seeds"] for cell in extra] == [[3, 4], [5, 6], [7]]
     rows = run_rules(XOR_TASK, extra[0], "cpu")
     found = [(row["rule"], row["seed"]) for row in rows]
     assert found == [("SGD Large", 3), ("SGD Large", 4), ("L2", 3), ("L2", 4)]
     assert not {"norm", "eigenvalues", "vectors"} & rows[0].keys()
-    whole = cells_of(replace(plain, more=(replace(more, whole=True),)))[len(cells_of(plain)) :]
+    whole = plain(more=[replace(more, whole=True)])[len(plain()) :]
     assert run_rules(XOR_TASK, whole[0], "cpu")[0].keys() >= {"norm", "eigenvalues", "vectors"}
 
 
@@ -286,11 +283,8 @@ def test_rules_of_a_regime_start_from_the_same_weights():
     """After three epochs at these rates SGD and L2 from the large regime have norms in the ratio
     (1 − λ)³.
     """
-    cell = cells_of(
-        RulesScale(
-            "xor", 4, 0, 64, 3, 4, 2, 2, eigenvalues=1, points=1, groups=(("SGD Large", "L2"),)
-        )
-    )[0]
+    few = {"eigenvalues": 1, "points": 1, "groups": [("SGD Large", "L2")]}
+    cell = rule_cells("xor", 4, 0, 64, 3, 4, 2, 2, **few)[0]
     rows = Rows(run_rules(XOR_TASK, cell, "cpu"))
     for plain, decayed in zip(rows.where(rule="SGD Large"), rows.where(rule="L2"), strict=True):
         assert decayed["norm"] / plain["norm"] == pytest.approx(0.999**3, rel=1e-4)
@@ -299,20 +293,8 @@ def test_rules_of_a_regime_start_from_the_same_weights():
 
 def test_a_row_does_not_depend_on_what_it_is_trained_beside():
     """Nor on the global generator, which is left alone."""
-    config = RulesScale(
-        "xord",
-        12,
-        10,
-        8,
-        2,
-        3,
-        2,
-        2,
-        eigenvalues=1,
-        points=1,
-        groups=(("SGD Small", "Selective L2"),),
-    )
-    cell = cells_of(config)[0]
+    few = {"eigenvalues": 1, "points": 1, "groups": [("SGD Small", "Selective L2")]}
+    cell = rule_cells("xord", 12, 10, 8, 2, 3, 2, 2, **few)[0]
     before = torch.get_rng_state()
     together = Rows(run_rules(XORD_TASK, cell, "cpu")).where(rule="Selective L2", seed=1)[0]
     assert torch.equal(torch.get_rng_state(), before)
@@ -650,8 +632,8 @@ def quantity_of(claim):
 
 @pytest.mark.slow
 def test_the_norms_of_xor_have_the_order_of_the_thesis():
-    config = RulesScale("xor", 4, 0, 64, 400, 4, 10, 10, eigenvalues=1, points=1, groups=(RULES,))
-    rows = Rows(cell | row for cell in cells_of(config) for row in XOR.run(cell, "cpu"))
+    cells = rule_cells("xor", 4, 0, 64, 400, 4, 10, 10, [RULES], eigenvalues=1, points=1)
+    rows = Rows(cell | row for cell in cells for row in XOR.run(cell, "cpu"))
     ranks = agreement("xor", rows)
     assert min(ranks[activation, "norm"] for activation in ("tanh", "relu")) > 0.8
     for (task, activation), table in PUBLISHED.items():

@@ -14,7 +14,7 @@ from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Chains, Status
 from lambdahat.sampling import Streams, hmc, kinetic, mala, rmsprop_sgld, sample, sghmc, sgld, sgnht
-from lambdahat.sampling.backends import make_runner
+from lambdahat.sampling._sample import make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan
 from lambdahat.sampling.kernels import Kernel
 from tests.cases import network

@@ -16,7 +16,7 @@ from torch import Tensor
 from lambdahat.krylov import inverse
 from lambdahat.operators import LinearOperator, ggn, hessian, identity, operator
 from lambdahat.operators.base import BlockDiagonal, Identity, Product
-from lambdahat.problem.space import Space
+from lambdahat.problem.problem import Space
 from lambdahat.results import Estimate
 from tests.cases import Products, network, quadratic, with_eigenvalues
 from tests.operators.contract import OperatorContract, relative

@@ -18,7 +18,7 @@ import lambdahat as lh
 from lambdahat._core.rng import generator
 from lambdahat.problem.checkpointing import checkpoints_of
 from lambdahat.problem.memory import LiveBytes
-from lambdahat.sampling.backends import pieces_within
+from lambdahat.sampling._sample import pieces_within
 from tests.language import causal, padded, translating, translations
 from tests.oracles import dense_ggn, dense_hessian
 

@@ -18,7 +18,7 @@ from lambdahat._core.check import memory_bytes
 from lambdahat._core.rng import generator
 from lambdahat.problem.memory import LiveBytes, pass_bytes
 from lambdahat.sampling import sgld
-from lambdahat.sampling.backends import Demand
+from lambdahat.sampling._sample import Demand
 from lambdahat.sampling.backends.chain_runner import ChainPlan
 from tests.cases import LanguageModel, sentences
 from tests.language import seeded

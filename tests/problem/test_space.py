@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lambdahat.problem.space import Space, matcher
+from lambdahat.problem.network import matcher
+from lambdahat.problem.problem import Space
 
 NAMED = {
     "conv.weight": torch.arange(24.0).reshape(2, 3, 4),

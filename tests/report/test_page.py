@@ -336,10 +336,10 @@ def test_the_page_of_stores_comes_from_the_stores_alone(tmp_path):
     assert section.verdicts[0].verdict == "not testable here"  # a smoke run decides nothing
     assert section.facts["seeds"] == "0, 1, 2"
     assert section.facts["cells"] == "6 of 6"
-    assert section.facts["config: rates"] == "(0.5, 2.0)"
+    assert section.facts["config: rate"] == "0.5 / 2.0"
     assert (section.experiment, section.size) == ("toy", 0)
     assert section.ran in seen.texts["p"]
-    assert section.ran.startswith("seeds: 3 · rates: 0.5 / 2")
+    assert section.ran == "seeds: 3 · rate: 0.5 / 2 · broken: -1"
     assert section.smoke
     assert section.headline.startswith("A smoke run")
     assert section.lead is None

@@ -15,8 +15,7 @@ from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Chains, Result, Status
 from lambdahat.sampling import hmc, mala, rmsprop_sgld, sample, sghmc, sgld
-from lambdahat.sampling._sample import Collector, localization_tensor
-from lambdahat.sampling.backends import make_runner
+from lambdahat.sampling._sample import Collector, localization_tensor, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan
 from tests.cases import LanguageModel, classifier, network, sentences
 from tests.problem.test_untouched import guarded, state_of, unchanged

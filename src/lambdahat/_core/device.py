@@ -1,5 +1,6 @@
 """Where and how tensors are computed: full float32 for our own linear algebra, and CUDA graphs that
-replay many small launches as one; on the CPU, memory that is used again without new pages.
+replay many small launches as one; on the CPU, memory that is used again without new pages, and
+vector–Jacobian products that do not wait for what torch imports.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, cast
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -88,6 +91,11 @@ class _FreedPages:
                     mallopt(getattr(self, name), value)
 
     def lower(self, largest: int) -> None:
+        """Have the C library return freed blocks of more than ``largest`` bytes to the system.
+
+        glibc keeps freed blocks of up to 32 MiB, and vectors of many sizes leave holes between
+        them. This holds for the whole process, and costs some time.
+        """
         with self._lock:
             if largest < self.largest:
                 self.largest = largest
@@ -95,6 +103,12 @@ class _FreedPages:
 
     @contextmanager
     def held(self) -> Iterator[None]:
+        """Keep the memory of tensors that are freed inside for those that come next.
+
+        The kernel clears every new page, which takes longer than a pass over it. Afterwards memory
+        goes back to the system as before. Does nothing after ``lower``, with a user's own settings
+        of malloc, or with another C library.
+        """
         if self._tuned or self.largest < self.LARGEST:
             yield
             return
@@ -114,25 +128,7 @@ class _FreedPages:
 
 
 _freed_pages = _FreedPages()
-
-
-def keep_freed_pages() -> AbstractContextManager[None]:
-    """Keep the memory of tensors that are freed inside for those that come next.
-
-    The kernel clears every new page, which takes longer than a pass over it. Afterwards memory goes
-    back to the system as before. Does nothing after ``give_back_pages``, with a user's own settings
-    of malloc, or with another C library.
-    """
-    return _freed_pages.held()
-
-
-def give_back_pages(largest: int) -> None:
-    """Have the C library return freed blocks of more than ``largest`` bytes to the system.
-
-    glibc keeps freed blocks of up to 32 MiB, and vectors of many sizes leave holes between them.
-    This holds for the whole process, and costs some time.
-    """
-    _freed_pages.lower(largest)
+keep_freed_pages, give_back_pages = _freed_pages.held, _freed_pages.lower
 
 
 _sides = threading.local()
@@ -153,6 +149,69 @@ def side_stream(device: torch.device) -> torch.cuda.Stream | None:
     if index not in known:
         known[index] = torch.cuda.Stream(index)
     return known[index]
+
+
+class _Joined(torch.autograd.Function):
+    """A scalar whose gradient by the outputs is what ``vectors`` holds in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: list[Tensor], *outputs: Tensor) -> Tensor:
+        ctx.vectors = vectors
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.vectors
+
+
+class Pullback:
+    """v ↦ Jᵀv for the outputs of a graph, tensors or edges; tensors are not held.
+
+    It is made outside of vmap and may be called within. Threads take turns. At the first
+    ``torch.autograd.grad`` with ``grad_outputs`` torch imports sympy, to compare shapes that may be
+    symbolic; that takes longer than many a measurement. The gradient of a scalar needs no vectors,
+    so on the CPU the outputs are joined into a scalar whose derivative in each is the vector.
+    """
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        # apart from self, which would be a cycle through the graph that no collector sees
+        self._vectors: list[Tensor] = []
+        self._lock = threading.Lock()
+        self._edges, self._scalar = outputs, None
+        # functorch has rules of its own for functions
+        if torch._C._are_functorch_transforms_active():
+            return
+        # an edge cannot be joined, and on a GPU further kernels would be started at every call
+        if not outputs or not all(
+            isinstance(z, Tensor) and z.device.type == "cpu" for z in outputs
+        ):
+            live = [isinstance(z, Tensor) and z.requires_grad for z in outputs]
+            pairs = zip(outputs, live, strict=True)
+            self._edges = [get_gradient_edge(z) if held else z for z, held in pairs]
+            return
+        self._edges = ()
+        with torch.enable_grad():
+            self._scalar = cast(Any, _Joined.apply)(self._vectors, *outputs)
+
+    def __call__(
+        self, inputs: Sequence[Any], vectors: Sequence[Tensor], **options: Any
+    ) -> tuple[Any, ...]:
+        """The gradients of Σ vᵀz at the inputs; ``options`` are those of autograd.grad."""
+        if self._scalar is None:
+            return torch.autograd.grad(self._edges, inputs, vectors, **options)
+        with self._lock:
+            self._vectors[:] = vectors
+            try:
+                return torch.autograd.grad(self._scalar, inputs, **options)
+            finally:
+                self._vectors.clear()
+
+
+def pull_back(
+    outputs: Sequence[Any], inputs: Sequence[Any], vectors: Sequence[Tensor], **options: Any
+) -> tuple[Any, ...]:
+    """The gradients of Σ vᵀz at the inputs, of outputs z that are pulled back once."""
+    return Pullback(outputs)(inputs, vectors, **options)
 
 
 class Replay:

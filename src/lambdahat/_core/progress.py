@@ -196,10 +196,6 @@ class Bars(Tasks):
         self._bars.refresh()
 
 
-def _silent(task: str, done: int, total: int | None) -> None:
-    """Show nothing."""
-
-
 class ProgressFile:
     """How far the work inside a ``with`` block is, in a small file that other processes may read.
 
@@ -331,7 +327,7 @@ class progress:
         global _chosen
         self._before, self._given = _chosen, listener
         if isinstance(listener, bool):
-            listener = (notebook_line() or TextLines()) if listener else _silent
+            listener = (notebook_line() or TextLines()) if listener else lambda *_: None
         self._chosen = _chosen = listener
         self._stack = ExitStack()
         self._token: Token[Listener | None] | None = None

@@ -23,7 +23,8 @@ from lambdahat._core.device import default_context
 from lambdahat._core.rng import generator
 from lambdahat.problem.batches import free_memory
 from lambdahat.problem.memory import PASS
-from lambdahat.problem.space import Pattern, Space
+from lambdahat.problem.network import Pattern
+from lambdahat.problem.problem import Space
 from lambdahat.results import Estimate
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from lambdahat.problem.batches import Batch, free_memory
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.losses import NAMED
 from lambdahat.problem.memory import GRAPHS, PASS, LiveBytes
-from lambdahat.problem.space import Pattern
+from lambdahat.problem.network import Pattern
 from lambdahat.results import Estimate
 
 GRAPH_FRACTION = 0.4

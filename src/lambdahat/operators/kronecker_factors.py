@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lambdahat._core.check import describe, message, require
+from lambdahat._core.device import pull_back
 from lambdahat._core.progress import report
-from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators import linearise
 from lambdahat.operators.linearise import CONVOLUTIONS

@@ -35,13 +35,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lambdahat._core.check import require_choice
-from lambdahat._core.pullback import Pullback, pull_back
+from lambdahat._core.device import Pullback, pull_back
 from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, as_tree, rows_of, take
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.memory import LiveBytes
-from lambdahat.problem.space import Space
+from lambdahat.problem.problem import Space
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

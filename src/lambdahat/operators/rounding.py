@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lambdahat._core.device import OperationWatch, default_context
-from lambdahat._core.pullback import pull_back
+from lambdahat._core.device import OperationWatch, default_context, pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.curvature import Curvature

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, nn
 
 from lambdahat._core import check
-from lambdahat._core.pullback import pull_back
+from lambdahat._core.device import pull_back
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.linearise import nodes_below
 from lambdahat.optim.registry import register_regularizer
-from lambdahat.problem.space import Space
+from lambdahat.problem.problem import Space
 
 Product = Callable[[list[Tensor]], list[Tensor]]
 Tensors = Sequence[Tensor]

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from lambdahat._core.pullback import pull_back
+from lambdahat._core.device import pull_back
 
 HANDLER = "_lambdahat_checkpoint"
 _CHECKPOINT = inspect.unwrap(checkpointing.checkpoint)
@@ -79,26 +79,24 @@ def checkpoints_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[
             return part(*args, **kwargs)
         return _Part(model, tensors, part, (args, kwargs))(check)
 
+    global _passes
     token = _handler.set(handler)
-    _exchange(1)
+    with _lock:
+        _passes += 1
+        setattr(checkpointing, HANDLER, _called)
+        _CHECKPOINT.__code__ = _exchanged.__code__
     try:
         yield met
     finally:
-        _exchange(-1)
+        with _lock:
+            _passes -= 1
+            if not _passes:
+                _CHECKPOINT.__code__ = _ORIGINAL.__code__
         _handler.reset(token)
 
 
 _handler: ContextVar[Callable[..., Any] | None] = ContextVar("lambdahat_checkpoint", default=None)
 _lock, _passes = Lock(), 0
-
-
-def _exchange(change: int) -> None:
-    """Count the passes under way, and have the library's code exchanged while there are some."""
-    global _passes
-    with _lock:
-        _passes += change
-        setattr(checkpointing, HANDLER, _called)
-        _CHECKPOINT.__code__ = _exchanged.__code__ if _passes else _ORIGINAL.__code__
 
 
 def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

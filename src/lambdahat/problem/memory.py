@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lambdahat._core.device import OperationWatch, give_back_pages
-from lambdahat._core.pullback import pull_back
+from lambdahat._core.device import OperationWatch, give_back_pages, pull_back
 from lambdahat.problem.batches import Batch, Batches, take
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.distributed import splits
@@ -144,11 +143,12 @@ def cut_to_fit(
         )
     if whole:
         return batches
-
-    def product_bytes(rows: int) -> float:
-        return _product_bytes(evaluate, leaves, rows_of_first(rows))
-
-    rows = rows_within(product_bytes, largest, allowed, needed)
+    rows = rows_within(
+        lambda count: _product_bytes(evaluate, leaves, rows_of_first(count)),
+        largest,
+        allowed,
+        needed,
+    )
     return batches if rows >= largest else batches.cut(rows)
 
 

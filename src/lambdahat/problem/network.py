@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -23,10 +24,24 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.checkpoint import checkpoint
 
-from lambdahat._core.check import require
+from lambdahat._core.check import message, require
 from lambdahat._core.storage import digest_tensors
 from lambdahat.problem.distributed import is_sharded, without_sharding
-from lambdahat.problem.space import Pattern, matcher
+
+Pattern = str | Sequence[str] | Callable[[str], bool]
+
+
+def matcher(pattern: Pattern) -> Callable[[str], bool]:
+    """A test of names from a glob ("layers.0.*"), several globs, or a callable."""
+    if callable(pattern):
+        return pattern
+    single = isinstance(pattern, str) or not isinstance(pattern, Iterable)
+    globs: list[Any] = [pattern] if single else list(pattern)
+    if not all(isinstance(glob, str) for glob in globs):
+        expected = "be a glob, a list of globs or a callable"
+        cure = 'pass names, as in parameters="head.*", not the tensors'
+        raise TypeError(message("parameters", expected, pattern, cure))
+    return lambda name: any(name == glob or fnmatchcase(name, glob) for glob in globs)
 
 
 def true_derivatives(model: nn.Module) -> None:

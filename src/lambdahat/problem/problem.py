@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+from math import prod
 from typing import Any, Self
 
 import numpy as np
@@ -47,14 +49,15 @@ from lambdahat.problem.losses import COUNTS, Custom, Loss, make_loss
 from lambdahat.problem.memory import cut_to_fit
 from lambdahat.problem.network import (
     BATCH_NORMS,
+    Pattern,
     accumulating,
     device_of,
+    matcher,
     named_tensors,
     private_copy,
     select_parameters,
     structure,
 )
-from lambdahat.problem.space import Pattern, Space
 
 # what a model's own loss may be, of its logits and labels
 OWN_LOSSES = ("cross_entropy", "mse", "bce_with_logits")
@@ -66,6 +69,84 @@ BROADCAST = (
     ' model.buffers(), as a pass of DistributedDataParallel in eval mode does; norm="train" reads'
     " no running statistics"
 )
+
+
+@dataclass(frozen=True)
+class Space:
+    """The order, names and shapes of the parameters that make up a flat vector of length P.
+
+    A vector is the concatenation of the raveled parameters in the order of ``names``; a block of k
+    vectors has shape (P, k), one vector a column.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Tensor]) -> Space:
+        """The space of named tensors, in their order."""
+        return cls(tuple(parameters), tuple(tuple(tensor.shape) for tensor in parameters.values()))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of elements of each parameter."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def size(self) -> int:
+        """P, the length of the flat vector."""
+        return sum(self.sizes)
+
+    @property
+    def slices(self) -> dict[str, slice]:
+        """Where each parameter sits in the flat vector."""
+        out, start = {}, 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            out[name] = slice(start, start + size)
+            start += size
+        return out
+
+    def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Named tensors to one vector (P,), in the promoted dtype of all."""
+        return torch.cat([parameters[name].reshape(-1) for name in self.names])
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """A vector (P,), or several (k, P), as views shaped like the parameters."""
+        if vector.shape[-1:] != (self.size,):
+            raise ValueError(message("vector", f"have shape ({self.size},)", vector))
+        lead, pieces = vector.shape[:-1], vector.split(self.sizes, dim=-1)
+        return [part.view((*lead, *shape)) for part, shape in zip(pieces, self.shapes, strict=True)]
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """One vector (P,) to named views of it; several (k, P) to views (k, *shape)."""
+        return dict(zip(self.names, self.split(vector), strict=True))
+
+    def select(self, pattern: Pattern) -> tuple[str, ...]:
+        """The names that match, in order; an error when none does."""
+        match = matcher(pattern)
+        chosen = tuple(name for name in self.names if match(name))
+        some = ", ".join(self.names[:6]) + (", …" if len(self.names) > 6 else "")
+        require(bool(chosen), "parameters", f"match at least one of {some}", repr(pattern))
+        return chosen
+
+    def subspace(self, names: Sequence[str]) -> Space:
+        """The space of some of the parameters, in this space's order."""
+        keep, pairs = set(names), zip(self.names, self.shapes, strict=True)
+        kept = {name: shape for name, shape in pairs if name in keep}
+        return Space(tuple(kept), tuple(kept.values()))
+
+    def indices(self, names: Sequence[str]) -> Tensor:
+        """Positions in the flat vector of the named parameters, in this space's order."""
+        keep = set(names)
+        parts = [part for name, part in self.slices.items() if name in keep]
+        return torch.cat([torch.arange(part.start, part.stop) for part in parts])
+
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        """Parameter names grouped by the module that owns them."""
+        groups: dict[str, list[str]] = {}
+        for name in self.names:
+            groups.setdefault(name.rpartition(".")[0] or name, []).append(name)
+        return {layer: tuple(names) for layer, names in groups.items()}
 
 
 class Problem:

@@ -17,7 +17,7 @@ from torch import Tensor
 from lambdahat._core.check import describe, require, why_not
 from lambdahat._core.storage import is_result_file
 from lambdahat.experiments import published
-from lambdahat.experiments.kit.cells import Row
+from lambdahat.experiments.kit.cells import Cell, Row
 from lambdahat.experiments.kit.claims import OPEN, UNTESTED, Table, Verdict
 from lambdahat.experiments.kit.experiment import SCALES, Experiment, findings
 from lambdahat.experiments.kit.store import Store
@@ -52,57 +52,33 @@ MAX_PARTS = 10  # parts of the line
 LONG = 80  # letters of one part
 
 
-def in_full(config: Any) -> dict[str, str]:
-    """Every field of a configuration; of cells their number, and all settings but the seed."""
-    if isinstance(config, list):
-        settings: dict[str, dict[str, None]] = {}
-        for name, value in (pair for cell in config for pair in cell.items() if pair[0] != "seed"):
-            settings.setdefault(f"config: {name}", {})[str(value)] = None
-        texts = {name: " / ".join(values) for name, values in settings.items()}
-        return {"config: cells": str(len(config)), **texts}
-    if not dataclasses.is_dataclass(config):
-        return {}
-    return {f"config: {f.name}": str(getattr(config, f.name)) for f in dataclasses.fields(config)}
+def in_full(cells: Sequence[Cell]) -> dict[str, str]:
+    """The number of cells, and the values of all settings but the seed."""
+    settings: dict[str, dict[str, None]] = {}
+    for name, value in (pair for cell in cells for pair in cell.items() if pair[0] != "seed"):
+        settings.setdefault(f"config: {name}", {})[str(value)] = None
+    texts = {name: " / ".join(values) for name, values in settings.items()}
+    return {"config: cells": str(len(cells)), **texts} if cells else {}
 
 
-def in_short(config: Any) -> str:
-    """What was run, as "data: mnist · training: 4,096 · epochs: 35 / 80": a field of several parts
-    has all its values.
+def in_short(cells: Sequence[Cell]) -> str:
+    """What was run, as "data: mnist · training: 4,096 · epochs: 35 / 80": a setting of several
+    values has all of them.
 
-    Numbers, words and short lists of them are shown, those of ``FIRST`` first, without zero and
-    empty values.
+    Numbers, words and short lists of them are shown, and how many seeds there are, those of
+    ``FIRST`` first; what is zero or empty is left out.
     """
-    settings: dict[str, list[str]] = {}
-    for name, value in _scalars(config):
-        values = settings.setdefault(name, [])
-        if (word := _word(value)) not in values:
-            values.append(word)
+    settings: dict[str, dict[str, None]] = {}
+    for name, value in (pair for cell in cells for pair in cell.items()):
+        told = value and name not in SEEDED
+        for part in _configured_parts(value) if told else ():
+            if isinstance(part, str | int | float) and not isinstance(part, bool):
+                settings.setdefault(name, {})[_word(part)] = None
+    if seeds := {seed for cell in cells for seed in _seeds_of(cell)} - {None}:
+        settings["seeds"] = {_word(len(seeds)): None}
     order = sorted(settings, key=lambda name: (*FIRST, name).index(name))
     parts = [f"{name.replace('_', ' ')}: {' / '.join(settings[name])}" for name in order]
     return " · ".join([part for part in parts if len(part) <= LONG][:MAX_PARTS])
-
-
-def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
-    """The fields of a configuration and of those inside it; outer fields hide inner ones.
-
-    For a list of cells these are their settings and the number of seeds.
-    """
-    if isinstance(config, list):
-        seeds = {seed for cell in config for seed in _seeds_of(cell)} - {None}
-        pairs = [pair for cell in config for pair in cell.items()]
-        settings = [(name, value) for name, value in pairs if name not in SEEDED and value]
-        parts = ((name, part) for name, value in settings for part in _configured_parts(value))
-        yield from (pair for pair in parts if _is_scalar(pair[1]))
-        yield from [("seeds", len(seeds))] * bool(seeds)
-    if not dataclasses.is_dataclass(config):
-        return
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    pairs = [(name, part) for name, value in fields.items() for part in _configured_parts(value)]
-    own = [(name, part) for name, part in pairs if _is_scalar(part) and fields[name]]
-    yield from own
-    names = {name for name, _ in own}
-    for _, part in pairs:
-        yield from ((name, inner) for name, inner in _scalars(part) if name not in names)
 
 
 def _seeds_of(cell: Mapping[str, Any]) -> list[Any]:
@@ -118,10 +94,6 @@ def _configured_parts(value: Any) -> list[Any]:
     if len({isinstance(part, str) for part in value}) > 1:
         return [" ".join(map(str, value))]
     return [" ".join(map(str, part)) if isinstance(part, list | tuple) else part for part in value]
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
 def _word(value: Any) -> str:
@@ -208,7 +180,7 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
         return replace(section, notes=(*notes, unknown))
     smoke = store.scale == SCALES[0]
     lead = None if smoke else headline_claim(outcome.verdicts)
-    config = experiment.scales.get(store.scale)
+    cells = experiment.scales.get(store.scale, [])
     return replace(
         section,
         title=experiment.title,
@@ -216,12 +188,12 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
         paper=experiment.paper,
         assumptions=experiment.assumptions,
         notes=(*notes, *outcome.notes),
-        facts=facts | in_full(config),
+        facts=facts | in_full(cells),
         part=experiment.part,
         verdicts=outcome.verdicts,
         charts=_key_first(outcome.charts, lead),
         tables=outcome.tables,
-        ran=in_short(config),
+        ran=in_short(cells),
         experiment=store.experiment,
         size=SCALES.index(store.scale) if store.scale in SCALES else 0,
         headline=_answer(outcome.verdicts, lead, smoke),

@@ -111,8 +111,7 @@ class AcceptanceProbe:
 
     def __init__(self, problem: Problem, kernel: Kernel, seed: int) -> None:
         few = problem.num_samples > PROBE_SAMPLES and problem.norm != "train"
-        alone = problem.alone()  # each rank looks at its own chains
-        self._problem = alone.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else alone
+        self._problem = problem.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else problem
         self._alone, self._gradients = probed_alone(problem), OneByOne(self._problem)
         self._centre = problem.vector.to(torch.promote_types(problem.dtype, torch.float32))
         self._seed, self._seen = seed, list[float]()
@@ -168,19 +167,43 @@ class ChainReading:
 def read(chains: Chains, parameters: int, full: bool = False) -> ChainReading:
     """λ̂ from the chains of any kernel; from the losses over the whole data if ``full``."""
     seen = chains.full_energies if full else chains.energies
-    energies = np.where(np.isfinite(seen), seen, np.nan)
-    kept = energies[~np.isnan(energies).any(axis=1)]
+    fine = np.isfinite(seen).all(axis=1)
+    kept, means = seen[fine], seen.mean(axis=1)
+    per_chain = np.where(fine, means, np.nan)
     if len(kept) == 0:
-        return ChainReading(math.nan, math.nan, energies.mean(axis=1), math.nan)
+        return ChainReading(math.nan, math.nan, per_chain, math.nan)
     if not (chains.distances > 0).any():  # what is left then is rounding
         return ChainReading(0.0, 0.0, np.zeros(len(chains)), 0.0)
     if chains.recycled_losses is not None and chains.virials is not None:
         return _from_trajectories(chains, parameters)
-    bias = step_bias(chains)
-    if bias is not None:
-        return _from_steps(chains, seen, bias, parameters)
-    value = float(kept.mean())
-    return ChainReading(value, blocked_error(kept), energies.mean(axis=1), value)
+    raw, bias = float(kept.mean()), step_bias(chains)
+    if bias is None:
+        return ChainReading(raw, blocked_error(kept), per_chain, raw)
+    # A kernel that never rejects: the bias of its steps is taken off.
+    if chains.kernel == "Kinetic" and chains.on_whole_data and chains.virials is not None:
+        excess = chains.virials[fine] - parameters
+        kept = _subtract_virial(kept, excess, chains.distances[fine])
+    value = float(kept.mean()) - float(bias)
+    change = drift(kept)
+    drifting = abs(float(change)) > max(3 * float(change.stderr), 0.05 * abs(value))
+    squares = blocked_error(kept) ** 2 + float(bias.stderr) ** 2
+    squares += (float(change) / 2) ** 2 if drifting else 0.0
+    # E[(w − w*)·∇U]/P, less what the steps add: 1 when all directions have relaxed
+    settled = settled_error = math.nan
+    if chains.virials is not None and chains.kernel in ("SGLD", "Kinetic"):
+        heat: float | Array = chains.noise.get("heat", 0.0)
+        if chains.kernel == "SGLD":
+            assert chains.forces is not None
+            heat = chains.step_size / 4 * chains.forces[fine]
+        balance = chains.virials[fine] - heat
+        settled = float(balance.mean()) / parameters
+        settled_error = blocked_error(balance) / parameters
+    if abs(1 - settled) > 3 * settled_error and chains.step_size > 0:
+        squares += ((1 - settled) * value) ** 2
+    added = abs(float(bias)) if float(bias) else float(bias.stderr)
+    unsettled = abs(1 - settled) > max(0.1, 3 * settled_error)
+    error, per_chain = math.sqrt(squares), means - float(bias)
+    return ChainReading(value, error, per_chain, raw, added, unsettled, drifting)
 
 
 def _from_trajectories(chains: Chains, parameters: int) -> ChainReading:
@@ -292,37 +315,6 @@ def step_shares(
     if not 0 < pull < raw or whole <= 0:
         return whole, whole
     return whole, whole * min(max((whole - pull) / (1 - pull / raw) / whole, 0.0), 1.0)
-
-
-def _from_steps(chains: Chains, energies: Array, bias: Estimate, parameters: int) -> ChainReading:
-    """From kernels that never reject: the bias of the steps is taken off."""
-    fine = np.isfinite(energies).all(axis=1)
-    kept = energies[fine]
-    raw = float(kept.mean())
-    if chains.kernel == "Kinetic" and chains.on_whole_data and chains.virials is not None:
-        excess = chains.virials[fine] - parameters
-        kept = _subtract_virial(kept, excess, chains.distances[fine])
-    value = float(kept.mean()) - float(bias)
-    change = drift(kept)
-    drifting = abs(float(change)) > max(3 * float(change.stderr), 0.05 * abs(value))
-    squares = blocked_error(kept) ** 2 + float(bias.stderr) ** 2
-    squares += (float(change) / 2) ** 2 if drifting else 0.0
-    # E[(w − w*)·∇U]/P, less what the steps add: 1 when all directions have relaxed
-    settled = settled_error = math.nan
-    if chains.virials is not None and chains.kernel in ("SGLD", "Kinetic"):
-        heat: float | Array = chains.noise.get("heat", 0.0)
-        if chains.kernel == "SGLD":
-            assert chains.forces is not None
-            heat = chains.step_size / 4 * chains.forces[fine]
-        balance = chains.virials[fine] - heat
-        settled = float(balance.mean()) / parameters
-        settled_error = blocked_error(balance) / parameters
-    if abs(1 - settled) > 3 * settled_error and chains.step_size > 0:
-        squares += ((1 - settled) * value) ** 2
-    added = abs(float(bias)) if float(bias) else float(bias.stderr)
-    unsettled = abs(1 - settled) > max(0.1, 3 * settled_error)
-    each = energies.mean(axis=1) - float(bias)
-    return ChainReading(value, math.sqrt(squares), each, raw, added, unsettled, drifting)
 
 
 def degrees_of_freedom(chains: Chains) -> float:

@@ -26,14 +26,12 @@ from lambdahat._core.check import (
     require_positive,
 )
 from lambdahat._core.device import default_context
-from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
+from lambdahat.estimators.quantities import Forecast, Work, quantity
 from lambdahat.krylov import lanczos, random_vector
-from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, LearningCoefficient, Sensitivity, Status
-from lambdahat.sampling._sample import SamplingRequest, SamplingRun, Watch, place
-from lambdahat.sampling.backends import MODES
+from lambdahat.sampling._sample import MODES, SamplingRequest, SamplingRun, Watch, place
 from lambdahat.sampling.backends.chain_runner import ChainPlan
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samples, default_batch
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
@@ -533,7 +531,11 @@ def chain_work(problem: Problem, given: Mapping[str, Any], runs: tuple[int, int]
     return Work(runs[0] * chains * fewest, runs[1] * chains * most, held, "gradients", samples)
 
 
-@quantity("llc", lambda problem, _, settings: llc(problem, seed=settings.seed, **settings.sampling))
-def llc_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
-    """One run of chains."""
-    return chain_work(problem, settings.sampling)
+def forecast_runs(fewest: int = 1, most: int = 1) -> Forecast:
+    """The forecast of ``fewest`` to ``most`` runs of chains."""
+    return lambda problem, _, settings: chain_work(problem, settings.sampling, (fewest, most))
+
+
+quantity("llc", lambda problem, _, settings: llc(problem, seed=settings.seed, **settings.sampling))(
+    forecast_runs()
+)

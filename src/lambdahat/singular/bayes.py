@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from lambdahat._core.check import message, require, require_count, require_positive
 from lambdahat._core.progress import track
 from lambdahat._core.rng import derived_seed, generator
-from lambdahat.estimators.quantities import MeasureSettings, Work, quantity
+from lambdahat.estimators.quantities import Compute, MeasureSettings, Work, quantity
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
@@ -30,8 +30,8 @@ from lambdahat.singular._llc import (
     chain_work,
     default_localization,
     draw,
+    forecast_runs,
     inverse_temperature,
-    llc_work,
 )
 from lambdahat.singular.observables import (
     STRETCHES,
@@ -545,31 +545,21 @@ def _variance(chains: Chains) -> Estimate:
 # the logarithm of a rise in loss over the prior beyond which a free energy takes more temperatures
 STEEPEST = 5.0
 
-quantity(
-    "bayes_criteria",
-    lambda problem, _, settings: bayes_criteria(
+
+def _with_chains(function: Callable[..., Result]) -> Compute:
+    """Measures what has temperatures of its own, by the settings of chains."""
+    return lambda problem, _, settings: function(
         problem, seed=settings.seed, **settings.at_own_temperature
-    ),
-)(llc_work)
+    )
 
 
-@quantity(
-    "temperature_regression",
-    lambda problem, _, settings: temperature_regression(
-        problem, seed=settings.seed, **settings.at_own_temperature
-    ),
+quantity("bayes_criteria", _with_chains(bayes_criteria))(forecast_runs())
+quantity("temperature_regression", _with_chains(temperature_regression))(
+    forecast_runs(len(FACTORS), len(FACTORS))
 )
-def regression_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
-    """A run at every temperature."""
-    return chain_work(problem, settings.sampling, (len(FACTORS), len(FACTORS)))
 
 
-@quantity(
-    "free_energy",
-    lambda problem, _, settings: free_energy(
-        problem, seed=settings.seed, **settings.at_own_temperature
-    ),
-)
+@quantity("free_energy", _with_chains(free_energy))
 def free_energy_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
     """A run for each unit of ln β, from where the prior itself is enough."""
     most = 2 * math.ceil((math.log(problem.num_samples) + STEEPEST) / 2) + 1

@@ -32,6 +32,7 @@ from lambdahat.singular._llc import (
     NAMES,
     chain_work,
     default_localization,
+    forecast_runs,
     inverse_temperature,
     llc,
 )
@@ -436,13 +437,10 @@ def _levels(
     return [hot, (math.sqrt(hot[0] * cold[0]), "their geometric mean"), cold]
 
 
-@quantity(
+quantity(
     "llc_curve",
     lambda problem, _, settings: llc_curve(problem, seed=settings.seed, **settings.sampling),
-)
-def curve_work(problem: Problem, operator: LinearOperator, settings: MeasureSettings) -> Work:
-    """A run at every γ of the ladder."""
-    return chain_work(problem, settings.sampling, (len(LADDER), len(LADDER)))
+)(forecast_runs(len(LADDER), len(LADDER)))
 
 
 def _measure_sweep(problem: Problem, _: LinearOperator, settings: MeasureSettings) -> Sweep:

@@ -170,19 +170,19 @@ def test_gradient_descent_is_torch_s(found):
     """The last look of seed 0, by torch.optim.SGD."""
     setting = module.SCALES["smoke"]
     train, _ = module._data(setting, digits_split(), 0, torch.device("cpu"))
-    start = module._initial(train, setting, 0)[0].view(65, 10)
+    start = module._initial(train, 0)[0].view(65, 10)
     model = softmax_regression(64)
     with torch.no_grad():
         model[0].weight.copy_(start[:-1].T)
         model[0].bias.copy_(start[-1])
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x, y = train.x[0, :, :-1], train.y[0]
-    for _ in range(setting.steps):
+    for _ in range(setting["steps"]):
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
         optimizer.step()
     expected = cross_entropy(model(x), y).item()
-    (last,) = found.where(method="GD", seed=0, step=setting.steps)
+    (last,) = found.where(method="GD", seed=0, step=setting["steps"])
     assert last["training loss"] == pytest.approx(expected, rel=1e-5)
 
 

@@ -14,7 +14,7 @@ import lambdahat as lh
 from lambdahat._core.rng import generator
 from lambdahat.problem.memory import LiveBytes
 from lambdahat.sampling import hmc, kinetic, mala, rmsprop_sgld, sghmc, sgld, sgnht
-from lambdahat.sampling.backends import Demand
+from lambdahat.sampling._sample import Demand
 from lambdahat.sampling.backends.chain_runner import ChainPlan
 from lambdahat.sampling.kernels import Kernel, Streams
 from lambdahat.sampling.kernels import hmc as hmc_

@@ -16,18 +16,8 @@ from torch import Tensor, nn
 from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Chains
-from lambdahat.sampling import (
-    backends,
-    hmc,
-    kinetic,
-    mala,
-    rmsprop_sgld,
-    sample,
-    sghmc,
-    sgld,
-    sgnht,
-)
-from lambdahat.sampling.backends import make_runner, processes_available
+from lambdahat.sampling import _sample, hmc, kinetic, mala, rmsprop_sgld, sample, sghmc, sgld, sgnht
+from lambdahat.sampling._sample import make_runner, processes_available
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Together
 from lambdahat.sampling.backends.minibatches import SampleLosses
 from lambdahat.sampling.kernels import Kernel
@@ -196,7 +186,7 @@ def test_the_size_of_the_batches_is_the_one_used():
 
 def test_large_problems_are_timed(monkeypatch):
     expected = run(classifier(), "sequential")
-    monkeypatch.setattr(backends, "SMALL", 0)
+    monkeypatch.setattr(_sample, "SMALL", 0)
     found = run(classifier(), "auto")
     assert found.mode in ("batched", "sequential", "processes")
     same(found, expected)
@@ -222,13 +212,13 @@ def test_the_fastest_mode_that_works_is_taken():
         name: Slow(seconds)
         for name, seconds in (("sequential", 0.03), ("batched", math.inf), ("processes", 0.0))
     }
-    runner, name = backends._fastest(
+    runner, name = _sample._fastest(
         {name: lambda runner=runner: runner for name, runner in made.items()}
     )
     assert (runner, name) == (made["processes"], "processes")
     assert made["sequential"].closed
     with pytest.raises(RuntimeError, match="cannot be mapped"):
-        backends._fastest({"sequential": lambda: Slow(math.inf)})
+        _sample._fastest({"sequential": lambda: Slow(math.inf)})
 
 
 def test_chains_that_do_not_fit_together_run_one_by_one(monkeypatch):
@@ -236,7 +226,7 @@ def test_chains_that_do_not_fit_together_run_one_by_one(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError) as told:
-        backends._fastest(
+        _sample._fastest(
             {"sequential": lambda: type("Full", (), {"skip": full, "close": lambda _: None})()}
         )
     assert "a larger accumulate or a smaller batch_size needs less" in told.value.__notes__[0]

@@ -14,8 +14,7 @@ import torch
 from lambdahat.problem import Problem
 from lambdahat.results import Status
 from lambdahat.sampling import kinetic, rmsprop_sgld, sghmc, sgld, sgnht
-from lambdahat.sampling._sample import SamplingRequest
-from lambdahat.sampling.backends import make_runner
+from lambdahat.sampling._sample import SamplingRequest, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.tuning.unadjusted import (

@@ -125,29 +125,27 @@ COLUMNS = {
 def tables(rows: Rows) -> Iterator[Table]:
     """Each optimiser, with batch norm and without."""
     for norm, part in rows.where(kind="end").groups("norm layers"):
-        first, lines = part[0], kit.mean_lines(part, "run", *COLUMNS)
+        first = part[0]
         title = f"{first['network']} {norm}, {first['parameters']:,} parameters, {first['data']}"
-        yield kit.table(title, ("run", *COLUMNS.values()), lines)
+        yield kit.means_table(title, "run", part.by("run"), COLUMNS)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Accuracy of iterates and averages, norms and the effective rate over epochs."""
     epochs = rows.where(kind="epoch")
-    part = epochs.where(**{"norm layers": WITH})
+    part, bare = (epochs.where(**{"norm layers": norm}) for norm in (WITH, WITHOUT))
     title, label = "Accuracy of iterates and averages", "accuracy, %"
     series = _both(part, ("SWA", "Adam-IA", "Gadam"), "iterate accuracy", "accuracy")
     yield Chart(title, "epoch", label, series, source="Figure 7.1a")
-    series = tuple(kit.curve(name, part.where(run=name), "max norm") for name in AVERAGED[1:3])
+    series = kit.curves(part.by("run", AVERAGED[1:3]), "max norm")
     title = "Largest weight of the iterates"
     yield Chart(title, "epoch", "‖θ‖_∞", series, source="Figure 7.1b")
-    series = tuple(
-        kit.curve(f"{name} {norm}", epochs.where(run=name, **{"norm layers": norm}), "accuracy")
-        for norm in (WITH, WITHOUT)
-        for name in ("Gadam", "AdamW")
-    )
+    pair = ("Gadam", "AdamW")
+    both = part.by("run", {name: f"{name} {WITH}" for name in pair})
+    both |= bare.by("run", {name: f"{name} {WITHOUT}" for name in pair})
+    series = kit.curves(both, "accuracy")
     yield Chart("With batch norm and without", "epoch", label, series, source="Figure 7.2a")
-    names = ("Gadam", "AdamW")
-    series = tuple(kit.curve(name, part.where(run=name), "effective rate") for name in names)
+    series = kit.curves(part.by("run", pair), "effective rate")
     yield Chart("Effective rate", "epoch", "α/‖θ‖²", series, y_log=True, source="Figure 7.2b")
     title = "Weight norm of iterates and averages"
     series = _both(part, AVERAGED, "norm", "average norm")
@@ -177,7 +175,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, "VGG-4×16", adam_rate=1e-3, seeds=6),
         "paper": cells(PAPER, "VGG-16", adam_rate=5e-4, seeds=3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100; on a CPU
           CIFAR-10.

@@ -12,7 +12,7 @@ from lambdahat._core.rng import derived_seed, generator
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
 from lambdahat.experiments.averaging.gadam_image import tuned_settings
-from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Series, Table
+from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Table
 from lambdahat.randommatrix import NoisyQuadratic
 
 OPTIMIZERS = ("SGD", "SWA", "GadamX")
@@ -166,23 +166,20 @@ def tables(rows: Rows) -> Iterator[Table]:
         lines.append((name, f"{part[0]['parameters']:,}", *accuracies, *kit.means(part, *GAINS)))
     title = f"Networks on {ends[0]['data']}: accuracy in %"
     yield kit.table(title, ("network", "P", *OPTIMIZERS, *GAINS.values()), tuple(lines))
-    columns = ("final", "exact final", "average", "exact average")
-    squares = kit.mean_lines(made, "dimension", *columns, label="{:,}")
+    columns = {"final": "final", "exact final": "its mean"}
+    columns |= {"average": "average", "exact average": "its mean"}
     title = f"Noisy quadratic after {STEPS} steps at rate {RATE}: ‖w‖²"
-    yield kit.table(title, ("P", "final", "its mean", "average", "its mean"), squares)
+    yield kit.means_table(title, "P", made.by("dimension", "{:,}"), columns)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Gain over P beside the printed one, and the quadratic's distances over P."""
     gained, made = gains(rows), rows.where(subject="quadratic")
-    series = [kit.curve(words, gained, column, "parameters") for column, words in GAINS.items()]
-    places, heights = zip(*PRINTED.values(), strict=True)
-    label = "best average over SGD, thesis"
-    series.append(Series(label, list(places), list(heights), style="points", published=True))
+    printed = kit.printed_points("best average over SGD, thesis", dict(PRINTED.values()))
+    series = (*kit.curves(gained, GAINS, "parameters"), printed)
     title, axis = "Gain of averaging against the number of parameters", "points of accuracy"
-    yield Chart(title, "P", axis, tuple(series), x_log=True, source="Figure 7.8d")
-    kinds = (("final", "last iterate"), ("average", "average"))
-    squares = tuple(kit.curve(words, made, column, "dimension") for column, words in kinds)
+    yield Chart(title, "P", axis, series, x_log=True, source="Figure 7.8d")
+    squares = kit.curves(made, {"final": "last iterate", "average": "average"}, "dimension")
     title = "Squared distance from the minimum of a noisy quadratic"
     yield Chart(title, "P", "‖w‖²", squares, x_log=True, y_log=True, source="Theorem 18")
 
@@ -201,7 +198,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, (2, 4, 8, 16, 32), DIMENSIONS[:4], seeds=5),
         "paper": cells(PAPER, (4, 8, 16, 32, 64, 128), DIMENSIONS, seeds=3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         One small network of several widths on CIFAR-10, so that nothing but P differs.
         The thesis compares networks of different kinds on different data.

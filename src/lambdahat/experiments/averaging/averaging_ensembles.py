@@ -115,10 +115,8 @@ def claims(rows: Rows) -> Iterator[Claim]:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Accuracies and gains by weight decay."""
-    first, lines = rows[0], kit.mean_lines(rows, "decay", *COLUMNS, label="{:g}")
-    title = f"{first['network']}, {first['parameters']:,} parameters, {first['data']}"
-    title += f", ensembles of {first['members']}"
-    yield kit.table(title, ("weight decay", *COLUMNS.values()), lines)
+    title = f"{kit.network_title(rows)}, ensembles of {rows[0]['members']}"
+    yield kit.means_table(title, "weight decay", rows.by("decay", "{:g}"), COLUMNS)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
@@ -130,7 +128,7 @@ def charts(rows: Rows) -> Iterator[Chart]:
         ("Gain of ensembles and of averages", "points of accuracy", gains),
         ("Accuracy", "accuracy, %", levels),
     ):
-        series = tuple(kit.curve(label, rows, column, "decay") for column, label in columns.items())
+        series = kit.curves(rows, columns, "decay")
         yield Chart(title, "weight decay", axis, series, source="Figure 7.3")
 
 
@@ -147,7 +145,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2), seeds=5),
         "paper": cells(PAPER, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3), seeds=3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         CIFAR-10 in place of CIFAR-100; 30 epochs of the thesis's 100.
         Ensembles of three networks; their number is not printed.

@@ -271,8 +271,7 @@ def tables(rows: Rows) -> Iterator[Table]:
         "run | accuracy, % | of the iterate | in training | first third | averages from | "
         "epochs | thesis, CIFAR-100"
     )
-    title = f"{ends[0]['network']}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}"
-    yield kit.table(title, header, lines)
+    yield kit.table(kit.network_title(ends), header, lines)
     made = rows.where(kind="average")
     names = made.distinct("run")
 
@@ -292,24 +291,20 @@ def tables(rows: Rows) -> Iterator[Table]:
 def charts(rows: Rows) -> Iterator[Chart]:
     """The generalisation gap, Lookahead over epochs, accuracy by start and by frequency."""
     epochs, made = rows.where(kind="epoch"), rows.where(kind="average")
-    series = []
-    for name in ("SGD, flat", "SGD, step"):
-        part = epochs.where(run=name)
-        series.append(kit.curve(f"{name}, training", part, "training accuracy"))
-        series.append(kit.curve(f"{name}, held out", part, "iterate accuracy"))
+    parts = {"training accuracy": "training", "iterate accuracy": "held out"}
+    series = kit.curves(epochs.by("run", ("SGD, flat", "SGD, step")), parts)
     title, axis = "Training and held-out accuracy", "accuracy, %"
-    yield Chart(title, "epoch", axis, tuple(series), source="Figure 7.4")
-    series = [kit.curve(name, epochs.where(run=name), "accuracy") for name in AHEAD]
-    yield Chart("Lookahead", "epoch", axis, tuple(series), source="Figure 7.12")
-    each_epoch = made.where(frequency=0).groups("run")
-    series = [kit.curve(name, part, "accuracy", "start") for name, part in each_epoch]
-    yield Chart("Start of averaging", "share of the run", axis, tuple(series), source="Figure 7.11")
-    series = []
-    for name, half in made.where(start=REFERENCE).groups("run"):
-        often = {words: half.where(frequency=every) for every, words in OFTEN.items()}
-        series.append(kit.points(name, often, "accuracy"))
+    yield Chart(title, "epoch", axis, series, source="Figure 7.4")
+    series = kit.curves(epochs.by("run", AHEAD), "accuracy")
+    yield Chart("Lookahead", "epoch", axis, series, source="Figure 7.12")
+    series = kit.curves(made.where(frequency=0).by("run"), "accuracy", "start")
+    yield Chart("Start of averaging", "share of the run", axis, series, source="Figure 7.11")
+    series = tuple(
+        kit.points(name, half.by("frequency", OFTEN), "accuracy")
+        for name, half in made.where(start=REFERENCE).groups("run")
+    )
     title, across = "Frequency of averaging", "an iterate is averaged"
-    yield Chart(title, across, axis, tuple(series), source="Figure 7.13b")
+    yield Chart(title, across, axis, series, source="Figure 7.13b")
 
 
 SMOKE = kit.image_setting("digits", 96, 64, epochs=4, batch=32)
@@ -328,7 +323,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, "VGG-4×16-BN", adam_rate=1e-3, seeds=5),
         "paper": [*WHOLE, *kit.more_seeds(WHOLE, [3], run=PLANNED)],
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100; on a CPU
           CIFAR-10.

@@ -24,6 +24,14 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 }
 
 
+COLUMNS = {
+    "accuracy": "accuracy, %",
+    "iterate accuracy": "of the iterate",
+    "training accuracy": "in training",
+    "early": "first third",
+}
+
+
 def cells(images: Cell, networks: Sequence[str], seeds: int, quick: bool = False) -> list[Cell]:
     """Network × run × seed; a run at a constant rate has the averages of all starts.
 
@@ -101,13 +109,10 @@ def lookahead_claims(prefix: str, ends: Rows) -> Iterator[Claim]:
 def tables(rows: Rows) -> Iterator[Table]:
     """The best starts beside Table 7.6; the runs and the averages by start of each network."""
     best, rest = [], []
-    columns = "accuracy", "iterate accuracy", "training accuracy", "early"
     for network, part in rows.groups("network"):
         ends = part.where(kind="end")
-        lines = kit.mean_lines(ends, "run", *columns)
-        header = "run | accuracy, % | of the iterate | in training | first third"
-        title = f"{network}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}"
-        rest += [kit.table(title, header, lines), _starts_table(network, part)]
+        runs_table = kit.means_table(kit.network_title(ends), "run", ends.by("run"), COLUMNS)
+        rest += [runs_table, _starts_table(network, part)]
         for name in AVERAGED:
             made = averages_of(part, name)
             means = made.paired("accuracy", by="start")
@@ -142,7 +147,7 @@ def charts(rows: Rows) -> Iterator[Chart]:
     across, axis = "share of the run", "accuracy, %"
     for network, part in rows.groups("network"):
         made = {name: averages_of(part, name) for name in AVERAGED}
-        series = tuple(kit.curve(name, made[name], "accuracy", "start") for name in AVERAGED)
+        series = kit.curves(made, "accuracy", "start")
         ends, bases = part.where(kind="end"), [BASES[name] + SCHEDULED for name in AVERAGED]
         marks = tuple((name, runs.mean(ends.where(run=name), "accuracy").value) for name in bases)
         title = f"Start of averaging, {network}"
@@ -150,7 +155,7 @@ def charts(rows: Rows) -> Iterator[Chart]:
         if family(network) == LOOKAHEAD_ON:
             epochs = part.where(kind="epoch")
             title, caption = f"Lookahead, {network}", "Of the average from when there is one."
-            series = tuple(kit.curve(name, epochs.where(run=name), "accuracy") for name in AHEAD)
+            series = kit.curves(epochs.by("run", AHEAD), "accuracy")
             yield Chart(title, "epoch", axis, series, source="Figure 7.12b", caption=caption)
 
 
@@ -169,7 +174,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, ("VGG-4×16-BN", "PreResNet-11"), seeds=5, quick=True),
         "paper": [*WHOLE, *kit.more_seeds(WHOLE, [3], network=["VGG-16-BN"], run=FLAT_RUNS)],
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100.
         On a CPU 2,000 images of CIFAR-10 at 8 × 8, small networks and AdamW's rate 1e-3.

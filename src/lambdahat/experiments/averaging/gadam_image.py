@@ -222,16 +222,13 @@ def tables(rows: Rows) -> Iterator[Table]:
         for optimizer in OPTIMIZERS:
             printed = (f"{value:.2f}" for value in PRINTED[family(name), optimizer])
             lines.append((optimizer, *kit.means(part.where(optimizer=optimizer), *shown), *printed))
-        title = f"{name}, {part[0]['parameters']:,} parameters, {part[0]['data']}"
-        yield kit.table(title, header, lines)
-    lines = []
-    for network in sharp.distinct("network"):
-        for mode in MODES:
-            for name in SHARP:
-                part = sharp.where(network=network, mode=mode, optimizer=name)
-                lines.append((network, mode, name, *kit.means(part, *COLUMNS)))
-    header = " | ".join(("network | batch norm | optimiser", *COLUMNS.values()))
-    yield kit.table("Solutions and their Hessian", header, lines)
+        yield kit.table(kit.network_title(part), header, lines)
+    parts = {
+        (network, mode, name): sharp.where(network=network, mode=mode, optimizer=name)
+        for network, mode, name in product(sharp.distinct("network"), MODES, SHARP)
+    }
+    first = "network | batch norm | optimiser"
+    yield kit.means_table("Solutions and their Hessian", first, parts, COLUMNS)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
@@ -263,7 +260,7 @@ def network_charts(name: str, rows: Rows) -> Iterator[Chart]:
         ("Accuracy on held-out images", accuracy),
         ("Weight norm", norm),
     ):
-        series = tuple(kit.curve(each, epochs.where(optimizer=each), column) for each in names)
+        series = kit.curves(epochs.by("optimizer", names), column)
         yield Chart(f"{title}, {name}", "epoch", axis, series, source=source, caption=caption)
     readings = [kit.over_seeds(ends.where(optimizer=each), "accuracy") for each in OPTIMIZERS]
     printed = [PRINTED[family(name), each][1] for each in OPTIMIZERS]
@@ -290,7 +287,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, ("VGG-4×16-BN", "PreResNet-11"), seeds=3, quick=True),
         "paper": cells(PAPER, ("VGG-16-BN", "PreResNet-110"), 3, lanczos=60, sharp_seeds=3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         At paper scale CIFAR-100, 45,000 images and 34 epochs of the thesis's 300; no ResNeXt-29.
         On a CPU 2,000 images of CIFAR-10 at 8 × 8, and small networks in place of VGG-16 and

@@ -273,9 +273,8 @@ def tables(rows: Rows) -> Iterator[Table]:
             pairs = (table.get(name) for table in columns.values())
             printed = ("" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in pairs)
             lines.append((name, *kit.means(part, *shown), *printed))
-        first = ends[0]
-        title = f"{first['network']}, {first['parameters']:,} parameters, {first['data']}"
-        if first["data"] not in DATA.values():
+        title = kit.network_title(ends)
+        if ends[0]["data"] not in DATA.values():
             title += ", in place of ImageNet, which cannot be had here"
         thesis = (f"thesis, ImageNet 32 × 32, {name}" for name in columns)
         yield kit.table(title, header + " | ".join(thesis), lines)
@@ -292,7 +291,7 @@ def _charts(rows: Rows, tail: str) -> Iterator[Chart]:
 
     def chart(title: str, part: Rows, names: Iterable[str], source: str, **more: Any) -> Chart:
         shown = [name for name in names if name in there]
-        series = tuple(kit.curve(name, part.where(run=name), "accuracy") for name in shown)
+        series = kit.curves(part.by("run", shown), "accuracy")
         return Chart(title + tail, "epoch", "accuracy, %", series, source=source, **more)
 
     yield chart("Accuracy on held-out pictures", epochs, RUNS, "Figure 7.19b")
@@ -320,7 +319,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, ("VGG-4×16-BN",), seeds=5, more_seeds=2),
         "paper": cells(PAPER, ("PreResNet-20", "WideResNet-16×4")),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         CIFAR-10 and small networks in place of ImageNet, which is not available: its claims are not
           tested.

@@ -234,10 +234,10 @@ def tables(rows: Rows) -> Iterator[Table]:
     )
     title = f"{ends[0]['data']}, LSTM of {ends[0]['parameters']:,} parameters"
     yield kit.table(title, header, lines)
-    lines = []
-    for start, every in dict.fromkeys((row["start"], row["frequency"]) for row in made):
-        part = made.where(start=start, frequency=every)
-        lines.append((f"{start:.0%}", f"{every}", *kit.means(part, "perplexity", TEST)))
+    lines = [
+        (f"{start:.0%}", every, *kit.means(part, "perplexity", TEST))
+        for (start, every), part in made.groups("start", "frequency")
+    ]
     columns = ("from", "steps between", "validation", "test")
     yield kit.table("Averages of Adam's iterates", columns, lines)
 
@@ -245,15 +245,12 @@ def tables(rows: Rows) -> Iterator[Table]:
 def charts(rows: Rows) -> Iterator[Chart]:
     """Perplexity over epochs, by start and by frequency."""
     epochs, made = rows.where(kind="epoch"), rows.where(kind="average")
-    series = tuple(kit.curve(name, epochs.where(name=name), "perplexity") for name in OPTIMIZERS)
+    series = kit.curves(epochs.by("name", OPTIMIZERS), "perplexity")
     title, axes = "Validation perplexity", ("epoch", "perplexity")
     caption = "Of the average from when there is one."
     yield Chart(title, *axes, series, y_log=True, source="Figure 7.10", caption=caption)
     starts = made.where(frequency=1)
-    series = tuple(
-        kit.curve(words, starts, column, "start")
-        for words, column in (("validation", "perplexity"), ("test", TEST))
-    )
+    series = kit.curves(starts, {"perplexity": "validation", TEST: "test"}, "start")
     title = "Start of averaging"
     yield Chart(title, "share of the run", "perplexity", series, source="Figure 7.11a")
     half = made.where(start=START)
@@ -277,7 +274,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, (32, 64, 2), seeds=5, adam_rate=1e-2),
         "paper": cells(PAPER, (128, 256, 3), seeds=3, adam_rate=3e-3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Tiny Shakespeare by characters in place of Penn Treebank by words, which is not available.
         Perplexities are therefore per character, and only their order can be compared.

@@ -116,18 +116,17 @@ def tables(rows: Rows) -> Iterator[Table]:
         for name, words in KINDS.items()
         for what in ("variance", "printed", "bias")
     }
-    lines = kit.mean_lines(runs, "steps", *columns, label="{:,}")
     title = f"α = {RATE:g}, ρ = {DECAY:g}, {runs[0]['size']} curvatures from 0.1 to 1"
-    yield kit.table(title, ("steps", *columns.values()), lines)
+    yield kit.means_table(title, "steps", runs.by("steps", "{:,}"), columns)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Loss and variance over the steps, and the rate of Theorem 19."""
     runs = rows.where(kind="simulated")
     for title, what in (("Loss", "loss"), ("Noise", "variance")):
-        kinds = {words: f"{name} {what}" for name, words in KINDS.items()}
-        series = [kit.curve(words, runs, column, "steps") for words, column in kinds.items()]
-        yield Chart(title, "steps", what, tuple(series), x_log=True, y_log=True, source="§7.5")
+        kinds = {f"{name} {what}": words for name, words in KINDS.items()}
+        series = kit.curves(runs, kinds, "steps")
+        yield Chart(title, "steps", what, series, x_log=True, y_log=True, source="§7.5")
     rates = (kit.curve("rate", rows, "matching rate", "steps"),)
     title = "The rate at which the last iterate matches the average"
     yield Chart(title, "steps", "rate", rates, x_log=True, y_log=True, source="Theorem 19")
@@ -139,7 +138,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§§7.5 and 7.5.2, Theorem 19",
     {"smoke": cells(2, 50, 5, (10, 30, 100)), "cpu": cells(5, 200), "paper": cells(20, 500)},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Unit noise, rate 0.5, ρ = 0.9, a start at 10 along every direction: §7.5.2 gives no values.
         The rate of Theorem 19 solves Eq. 7.27 exactly; losses at n = 10,000 and 100,000 are those

@@ -7,7 +7,7 @@ from functools import partial
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.curvature import second_order
-from lambdahat.experiments.curvature.second_order import at, damped, damped_cells, keys
+from lambdahat.experiments.curvature.second_order import Key, at, damped, damped_cells, keys
 from lambdahat.experiments.kit import Chart, Claim, Rows, Table
 
 RATE, LARGE_RATE = 1e-3, 3e-3
@@ -68,13 +68,12 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Training and validation error over epochs."""
-    for column, words in (("training error", "Training error"), ("error", "Validation error")):
-        series = []
-        for key in keys(rows, 4):
-            label = f"{key[0]}, α = {key[1]:g}"
-            label += f", δ = {key[2]:g}, γ = {key[3]:g}" if key[0] == "AdamW" else ""
-            series.append(kit.curve(label, at(rows, key, "epoch"), column))
-        yield Chart(words, "epoch", f"{column}, %", tuple(series), source="Figures 6.7, 6.8")
+
+    def label(key: Key) -> str:
+        damped = f", δ = {key[2]:g}, γ = {key[3]:g}" if key[0] == "AdamW" else ""
+        return f"{key[0]}, α = {key[1]:g}{damped}"
+
+    yield from second_order.error_charts(rows, 4, label, "", "Figures 6.7, 6.8")
 
 
 DECOUPLED = (
@@ -99,7 +98,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": damped_cells(CPU, "WideResNet-10×1", 256, DECOUPLED, seeds=5),
         "paper": damped_cells(PAPER, "VGG-16-BN", 2000, DECOUPLED, seeds=3),
     },
-    *(list, second_order.damped_run, claims, tables, charts),
+    *(second_order.damped_run, claims, tables, charts),
     (
         *second_order.DAMPED_NOTES,
         *kit.sentences("""

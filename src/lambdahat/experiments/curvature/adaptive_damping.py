@@ -117,15 +117,13 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Errors over epochs, and λ₁ and error over δ beside the printed ones."""
+
+    def label(key: Key) -> str:
+        return f"{key[0]}, α = {key[1]:g}" + (f", δ = {key[2]:g}" if key[2] else "")
+
     for optimizer, source in (("KFAC", "Figure 6.5"), ("Adam", "Figure 6.6")):
-        shown = [key for key in keys(rows, 3) if key[0] in (optimizer, "SGD")]
-        for column, words in (("training error", "Training error"), ("error", "Validation error")):
-            series = []
-            for key in shown:
-                label = f"{key[0]}, α = {key[1]:g}" + (f", δ = {key[2]:g}" if key[2] else "")
-                series.append(kit.curve(label, at(rows, key, "epoch"), column))
-            title = f"{words}, {optimizer}"
-            yield Chart(title, "epoch", f"{column}, %", tuple(series), source=source)
+        shown = rows.where(optimizer=(optimizer, "SGD"))
+        yield from second_order.error_charts(shown, 3, label, f", {optimizer}", source)
     for column, words in (
         ("largest", "λ₁ at the end"),
         ("error", "Validation error at the end, %"),
@@ -170,7 +168,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": damped_cells(CPU, "MLP-100-100", 1000, PLAIN, seeds=5),
         "paper": damped_cells(PAPER, "VGG-16", 2000, PLAIN, seeds=3),
     },
-    *(list, second_order.damped_run, claims, tables, charts),
+    *(second_order.damped_run, claims, tables, charts),
     (
         *second_order.DAMPED_NOTES,
         *kit.sentences("""

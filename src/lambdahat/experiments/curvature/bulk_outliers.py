@@ -212,7 +212,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, seeds=5, size=1000, matrices=20),
         "paper": cells(PAPER, seeds=6, size=2000, matrices=50),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         The spiked matrix: Wigner noise of scale 1 with spikes 4, 3, 2.5, and 0.5 below the
           threshold 1.

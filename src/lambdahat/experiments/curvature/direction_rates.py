@@ -109,7 +109,7 @@ def tables(rows: Rows) -> Iterator[Table]:
 def charts(rows: Rows) -> Iterator[Chart]:
     """The ratio over damping and over the power."""
     damped, power = (
-        [kit.curve(name, rows.where(optimizer=name), "ratio", "setting") for name in names]
+        kit.curves(rows.by("optimizer", names), "ratio", "setting")
         for names in (("Adam", "KFAC", "Lanczos"), ("Padam",))
     )
     part, expected = rows.where(optimizer="Lanczos"), []
@@ -121,7 +121,7 @@ def charts(rows: Rows) -> Iterator[Chart]:
     source = "Eq. 6.1, §6.3.1"
     yield Chart("Flat over sharp rate", *axes, series, x_log=True, y_log=True, source=source)
     title = "Flat over sharp rate of Padam"
-    yield Chart(title, "power p", "R_est-curv", tuple(power), y_log=True, source="§6.6")
+    yield Chart(title, "power p", "R_est-curv", power, y_log=True, source="§6.6")
 
 
 # a network trained by Adam; the Hessian is over ``samples`` images
@@ -138,7 +138,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": kit.grid(CPU, network=["MLP-100"], samples=[1000], pairs=[40], seed=range(8)),
         "paper": kit.grid(PAPER, network=["VGG-16"], samples=[2000], pairs=[40], seed=range(3)),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Rates are read off an optimiser's own steps, along the Hessian's sharpest eigenvector and
           random directions.

@@ -92,10 +92,8 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Distance over P, and the spectra of the first matrices beside the semicircle."""
-    kinds = rows.groups("noise")
-    series = [kit.curve(kind, part, "distance", "size") for kind, part in kinds]
-    title, look = "Distance from the semicircle", (True, True, "Theorem 13")
-    yield Chart(title, "P", "distance", tuple(series), None, False, *look)
+    title, series = "Distance from the semicircle", kit.curves(rows.by("noise"), "distance", "size")
+    yield Chart(title, "P", "distance", series, x_log=True, y_log=True, source="Theorem 13")
     shown = Rows(row for row in rows if row.get("values"))
     place = np.linspace(-2, 2, 81)
     law = Series("semicircle", short(place), short(Semicircle(1.0).cdf(place)), published=True)
@@ -116,7 +114,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(10),
         "paper": cells(20, (50, 100, 200, 400, 800)),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         σ_ε² is that of the matrix itself, tr(ε²)/P.
         Independent elements meet the conditions; rows of variance 0.1 and 1.9 by turns break

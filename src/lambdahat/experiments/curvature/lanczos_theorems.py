@@ -318,7 +318,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(1000, 30, seeds=20),
         "paper": cells(1000, 30, seeds=100),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         Convergence: λ₁ = λ₁/λ₂, the other eigenvalues evenly on [0, 1]; starts uniform on the
           sphere; float64.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -29,17 +28,9 @@ DEPTH = 8  # Lanczos steps, exact up to degree 2m − 1
 EXACT, ZERO, CLOSE = 1e-9, 1e-9, 0.05
 
 
-@dataclass(frozen=True)
-class LawScale:
-    """Matrices P × P of these ``sizes``."""
-
-    seeds: int
-    sizes: tuple[int, ...] = (50, 100, 200, 400)
-
-
-def cells(config: LawScale) -> list[Cell]:
-    """Matrix × size × seed."""
-    return kit.grid({}, matrix=LAWS, size=config.sizes, seed=range(config.seeds))
+def cells(seeds: int, sizes: Iterable[int] = (50, 100, 200, 400)) -> list[Cell]:
+    """Matrix × size × seed: matrices P × P of these ``sizes``."""
+    return kit.grid({}, matrix=LAWS, size=sizes, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -113,7 +104,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
     for name in LAWS:
         law, source = ("semicircle", "Theorem 9") if name in (NORMAL, SIGNS) else ("", "Theorem 10")
         values = {"kind": name, "law": law or "Marchenko–Pastur law", "source": source}
-        yield claim("falls", kit.by_seed(rows.where(matrix=name), _exponent), **values)
+        yield claim("falls", kit.exponent(rows.where(matrix=name), "distance", "size"), **values)
     wide = rows.where(matrix=WIDE, size=largest)
     yield claim("zero", kit.over_seeds(wide, "at zero"))
     for key, ratio in (("printed", 0.5), ("mended", 2.0)):
@@ -121,12 +112,6 @@ def claims(rows: Rows) -> Iterator[Claim]:
         settings = {"bound": end, "margin": CLOSE * end, "printed": end}
         yield claim(key, kit.over_seeds(wide, "largest"), **settings)
     yield claim("missed", kit.Reading(max(rows.values("missed")), 0.0))
-
-
-def _exponent(rows: Rows) -> float:
-    """The slope of log₁₀ of the distance over log₁₀ of P."""
-    sizes, distances = (np.log10(rows.values(name)).tolist() for name in ("size", "distance"))
-    return kit.slope(sizes, distances).value
 
 
 def tables(rows: Rows) -> Iterator[Table]:
@@ -143,9 +128,9 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Distance over P."""
-    series = [kit.curve(name, part, "distance", "size") for name, part in rows.groups("matrix")]
-    title, look = "Distance from the limit law", (True, True, "Theorems 9 and 10")
-    yield Chart(title, "P", "distance", tuple(series), None, False, *look)
+    series, source = kit.curves(rows.by("matrix"), "distance", "size"), "Theorems 9 and 10"
+    title, axes = "Distance from the limit law", ("P", "distance")
+    yield Chart(title, *axes, series, x_log=True, y_log=True, source=source)
 
 
 EXPERIMENT = kit.Experiment(
@@ -154,11 +139,11 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§§4.4 and 4.5, Theorems 6, 9 and 10",
     {
-        "smoke": LawScale(2, (30, 60, 120)),
-        "cpu": LawScale(10),
-        "paper": LawScale(20, (50, 100, 200, 400, 800)),
+        "smoke": cells(2, (30, 60, 120)),
+        "cpu": cells(10),
+        "paper": cells(20, (50, 100, 200, 400, 800)),
     },
-    *(cells, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         The distance is the greatest between the two distribution functions.
         For q = 2 the law is ν of q with the weight 1 − 1/q at 0: ν of 1/q, which Eq. 4.16 prints,

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from scipy import stats
@@ -18,7 +16,7 @@ from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Ta
 from lambdahat.results import Array
 
 ELEMENTS, LIPSCHITZ, OUTLIERS = "elements", "bound", "outliers"
-POPULATION = 1000  # N
+POPULATION, INPUTS = 1000, 4  # N, and dimensions of the inputs
 BATCHES = (5, 20, 80, 320)
 SPIKES = (3.0, 1.5, 0.5, -3.0)  # λ of the full data, in units of σ
 SECOND = 2.5  # a further outlier
@@ -27,27 +25,17 @@ UNIFORM = math.sqrt(3)  # half the width of a uniform law of variance 1
 BIAS, CLOSE, EXPONENT, NEAR = 0.05, 0.05, 0.05, 0.03
 
 
-@dataclass(frozen=True)
-class NoiseScale:
-    """So many ``batches`` of each size, in ``inputs`` dimensions; noise matrices of ``size``."""
-
-    seeds: int
-    batches: int
-    size: int
-    inputs: int = 4
-
-
-def cells(config: NoiseScale) -> list[Cell]:
-    """By seed: elements at each batch size, the bound at each length of inputs, and outliers."""
-    base = {"inputs": config.inputs, "population": POPULATION}
-    elements = {"part": ELEMENTS, **base, "batches": config.batches}
+def cells(seeds: int, batches: int, size: int) -> list[Cell]:
+    """By seed: elements over ``batches`` of each size, the bound at each length of inputs, and
+    outliers of noise matrices of ``size``.
+    """
+    base = {"inputs": INPUTS, "population": POPULATION}
+    elements = {"part": ELEMENTS, **base, "batches": batches}
     bound = {"part": LIPSCHITZ, **base, "batches": 200}
-    outliers = {"part": OUTLIERS, "size": config.size}
-    seeds = range(config.seeds)
     return [
-        *kit.grid(elements, batch=BATCHES, seed=seeds),
-        *kit.grid(bound, length=LENGTHS, seed=seeds),
-        *kit.grid(outliers, spike=SPIKES, seed=seeds),
+        *kit.grid(elements, batch=BATCHES, seed=range(seeds)),
+        *kit.grid(bound, length=LENGTHS, seed=range(seeds)),
+        *kit.grid({"part": OUTLIERS, "size": size}, spike=SPIKES, seed=range(seeds)),
     ]
 
 
@@ -157,9 +145,9 @@ def claims(rows: Rows) -> Iterator[Claim]:
     """Elements of the noise, their bound, and where eigenvalues of the full data come to lie."""
     elements, bounds = rows.where(part=ELEMENTS), rows.where(part=LIPSCHITZ)
     for key, column in (("mean", "bias"), ("variance", "over printed")):
-        yield CLAIMS(key, kit.by_seed(elements, partial(_mean, column)))
+        yield CLAIMS(key, kit.over_seeds(elements, column))
     yield CLAIMS("exponent", kit.by_seed(elements, _growth))
-    yield CLAIMS("normal", kit.by_seed(elements, _falls))
+    yield CLAIMS("normal", kit.exponent(elements, "distance", "batch"))
     for key, column in (("bound", "printed"), ("mended", "mended")):
         yield CLAIMS(key, Reading(max(bounds.values(column)), 0.0))
     above, between, hidden, below = (rows.where(part=OUTLIERS, spike=spike) for spike in SPIKES)
@@ -175,20 +163,10 @@ def claims(rows: Rows) -> Iterator[Claim]:
         yield CLAIMS(key, reading, bound=place, margin=NEAR * abs(place))
 
 
-def _mean(column: str, rows: Rows) -> float:
-    return kit.mean_of(rows.values(column)).value
-
-
 def _growth(rows: Rows) -> float:
     """The slope of log₁₀ of the variance over log₁₀ of 1/B − 1/N."""
-    sizes = [math.log10(1 / row["batch"] - 1 / row["population"]) for row in rows]
+    sizes = [math.log10(1 / row["batch"] - 1 / POPULATION) for row in rows]
     return kit.slope(sizes, np.log10(rows.values("variance")).tolist()).value
-
-
-def _falls(rows: Rows) -> float:
-    """The slope of log₁₀ of the distance over log₁₀ of B."""
-    sizes, distances = (np.log10(rows.values(name)).tolist() for name in ("batch", "distance"))
-    return kit.slope(sizes, distances).value
 
 
 def tables(rows: Rows) -> Iterator[Table]:
@@ -198,12 +176,11 @@ def tables(rows: Rows) -> Iterator[Table]:
         "over printed": "variance over that of Eq. 5.5",
         "distance": "distance from the normal law",
     }
-    lines = kit.mean_lines(rows.where(part=ELEMENTS), "batch", *columns)
     title = f"Elements of ε = H_batch − H_emp, N = {POPULATION:,}"
-    yield kit.table(title, ("B", *columns.values()), lines)
+    yield kit.means_table(title, "B", rows.where(part=ELEMENTS).by("batch"), columns)
     bounds = {"printed": "over √(PL)", "mended": "over √P·L"}
-    lines = kit.mean_lines(rows.where(part=LIPSCHITZ), "length", *bounds, label="{:g}")
-    yield kit.table("The largest |ε_jk|, B = 1", ("length of inputs", *bounds.values()), lines)
+    lengths = rows.where(part=LIPSCHITZ).by("length", "{:g}")
+    yield kit.means_table("The largest |ε_jk|, B = 1", "length of inputs", lengths, bounds)
     part, ends = rows.where(part=OUTLIERS), []
     for spike in SPIKES:
         place = moved(spike) if abs(spike) > 1 else 2.0
@@ -215,9 +192,9 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """The distance from the normal law over B."""
-    series = (kit.curve("elements", rows.where(part=ELEMENTS), "distance", "batch"),)
-    title, look = "Elements of the noise and the normal law", (True, True, "Lemma 12")
-    yield Chart(title, "B", "distance", series, None, False, *look)
+    series = kit.curves({"elements": rows.where(part=ELEMENTS)}, "distance", "batch")
+    title = "Elements of the noise and the normal law"
+    yield Chart(title, "B", "distance", series, x_log=True, y_log=True, source="Lemma 12")
 
 
 EXPERIMENT = kit.Experiment(
@@ -225,12 +202,8 @@ EXPERIMENT = kit.Experiment(
     "The noise of a batch's Hessian and the eigenvalues that it moves",
     kit.SPECTRAL,
     "§§5.2 and 5.3, Lemmas 11, 12 and 15, Theorem 14",
-    {
-        "smoke": NoiseScale(2, 200, 100),
-        "cpu": NoiseScale(10, 2000, 500),
-        "paper": NoiseScale(20, 5000, 1000),
-    },
-    *(cells, run, claims, tables, charts),
+    {"smoke": cells(2, 200, 100), "cpu": cells(10, 2000, 500), "paper": cells(20, 5000, 1000)},
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         Elements are those of logistic regression in 4 dimensions, whose Hessians are known, with
           uniform inputs and N = {POPULATION:,}; batches are drawn without replacement.

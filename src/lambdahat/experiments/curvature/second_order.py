@@ -6,7 +6,7 @@ Also the training runs over dampings that ``adaptive_damping`` and ``adaptive_ba
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -140,6 +140,16 @@ def keys(rows: Rows, count: int) -> list[Key]:
     return list(dict.fromkeys(tuple(row[name] for name in SETTING[:count]) for row in rows))
 
 
+def error_charts(
+    rows: Rows, count: int, label: Callable[[Key], str], title: str, source: str
+) -> Iterator[Chart]:
+    """Training and validation error over epochs, a curve for each setting of ``keys``."""
+    for column, words in (("training error", "Training error"), ("error", "Validation error")):
+        parts = {label(key): at(rows, key, "epoch") for key in keys(rows, count)}
+        series = kit.curves(parts, column)
+        yield Chart(f"{words}{title}", "epoch", f"{column}, %", series, source=source)
+
+
 def setting_line(rows: Rows, key: Key) -> tuple[str, ...]:
     """The line of a table: a setting, its errors and λ₁, and how many runs diverged."""
     part = at(rows, key)
@@ -249,17 +259,15 @@ def charts(rows: Rows) -> Iterator[Chart]:
     part, axes = rows.where(kind="epoch"), ("epoch", "training error, %")
     for name, words in CURVATURES.items():
         chosen = part.where(optimizer="Lanczos", curvature=name)
-        parts = {f"α = {rate:g}": chosen.where(rate=rate) for rate in RATES}
-        series = [kit.curve(label, each, "training error") for label, each in parts.items()]
-        title = f"Lanczos, {words}, δ = 10α"
-        yield Chart(title, *axes, tuple(series), source="Figure 4.2b")
+        series = kit.curves(chosen.by("rate", "α = {:g}"), "training error")
+        yield Chart(f"Lanczos, {words}, δ = 10α", *axes, series, source="Figure 4.2b")
     best = [(f"Lanczos, {words}", "Lanczos", name) for name, words in CURVATURES.items()]
-    series = []
+    parts = {}
     for words, optimizer, name in (*best, ("SGD", "SGD", ""), ("Adam", "Adam", "")):
         label = f"{words}, α = {best_rate(rows, optimizer, name):g}"
-        chosen = _best(rows, optimizer, name).where(kind="epoch")
-        series.append(kit.curve(label, chosen, "training error"))
-    yield Chart("The best of each", *axes, tuple(series), source="Figure 4.2b")
+        parts[label] = _best(rows, optimizer, name).where(kind="epoch")
+    series = kit.curves(parts, "training error")
+    yield Chart("The best of each", *axes, series, source="Figure 4.2b")
 
 
 SMOKE = kit.setting("digits", 100, 100, epochs=2, batch=50, side=0, network="MLP-8", pairs=5)
@@ -275,7 +283,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, (0.01, 0.03, 0.1, 0.3), (1e-3, 3e-3, 1e-2, 3e-2), seeds=5),
         "paper": cells(PAPER, (0.003, 0.01, 0.03), (1e-4, 3e-4, 1e-3), seeds=2),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Before every step, 20 Lanczos steps on a separate batch, as large as the gradient's; no
           momentum.

@@ -17,12 +17,13 @@ WISHART, TWO, SPIKED = "inverse Wishart", "two levels", "spiked"
 SPECTRA = (WISHART, TWO, SPIKED)
 DAMPINGS = np.logspace(-4, 2, 61)
 EXACT, CLOSE = 1e-9, math.log10(1.05)
-COLUMNS = ("sample", "linear", "oracle", "weight", "step", "damped step", "damping")
 ESTIMATORS = {
     "sample": "the sample's",
     "linear": "linear shrinkage",
     "oracle": "the best eigenvalues",
 }
+COLUMNS = {**ESTIMATORS, "weight": "β", "step": "Newton step"}
+COLUMNS |= {"damped step": "damped", "damping": "damping"}
 
 
 def cells(seeds: int, size: int = 200) -> list[Cell]:
@@ -114,18 +115,17 @@ def claims(rows: Rows) -> Iterator[Claim]:
 def tables(rows: Rows) -> Iterator[Table]:
     """Errors, weights and steps."""
     groups = rows.groups("spectrum", "ratio")
-    lines = tuple((name, f"{q:g}", *kit.means(part, *COLUMNS)) for (name, q), part in groups)
-    header = ("spectrum", "P/N", *ESTIMATORS.values(), "β", "Newton step", "damped", "damping")
+    parts = {(name, f"{ratio:g}"): part for (name, ratio), part in groups}
     title = f"Errors in Frobenius norm, P = {rows[0]['size']}; of steps relative"
-    yield kit.table(title, header, lines)
+    yield kit.means_table(title, "spectrum | P/N", parts, COLUMNS)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Errors over P/N."""
     axes = "P/N", "‖·‖ of the error"
     for name, part in rows.groups("spectrum"):
-        series = [kit.curve(words, part, column, "ratio") for column, words in ESTIMATORS.items()]
-        yield Chart(f"Error, {name}", *axes, tuple(series), y_log=True, source="§6.3.2")
+        series = kit.curves(part, ESTIMATORS, "ratio")
+        yield Chart(f"Error, {name}", *axes, series, y_log=True, source="§6.3.2")
 
 
 EXPERIMENT = kit.Experiment(
@@ -134,7 +134,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§6.3.2, Eq. 6.5",
     {"smoke": cells(2, 40), "cpu": cells(5), "paper": cells(20, 400)},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         The multiplicative noise model: sample covariances of Gaussian draws, whose truth is known.
         β is estimated from the draws (Ledoit and Wolf) and shrinks towards the sample's mean

@@ -123,14 +123,13 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Errors of iterates and averages, rates and momenta over epochs."""
-    of = {name: rows.where(method=name) for name in METHODS}
-    series = [kit.curve(METHODS[name], part, "error") for name, part in of.items()]
-    series += [kit.curve(f"{name}, average", part, "average error") for name, part in of.items()]
-    yield Chart("Validation error", "epoch", "error, %", tuple(series), source="Figure 4.2a")
+    of = rows.by("method", METHODS)
+    series = kit.curves(of, "error")
+    series += kit.curves(rows.by("method", [*METHODS]), {"average error": "average"})
+    yield Chart("Validation error", "epoch", "error, %", series, source="Figure 4.2a")
     for column in ("rate", "momentum"):
-        lines = tuple(kit.curve(METHODS[name], part, column) for name, part in of.items())
         title, log = f"The {column} in use", column == "rate"
-        yield Chart(title, "epoch", column, lines, y_log=log, source="§4.3.2")
+        yield Chart(title, "epoch", column, kit.curves(of, column), y_log=log, source="§4.3.2")
 
 
 SMOKE = kit.image_setting("digits", 150, 200, epochs=9, batch=50)
@@ -146,7 +145,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, "WideResNet-10×1", seeds=5),
         "paper": cells(PAPER, "PreResNet-110", seeds=3, rate=0.1),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Eq. 4.3 with its misprints corrected; Ritz values below 0 are ignored; the measured rate is
           used without a factor.

@@ -221,7 +221,7 @@ CNN_DECAY = kit.Experiment(
         "cpu": decay_cells(_SMALL(epochs=40), SMALL_NETWORKS, seeds=3, decay=5e-3),
         "paper": decay_cells(_WHOLE, NETWORKS, seeds=4),
     },
-    *(list, decay_run, decay_claims, decay_tables, decay_charts),
+    *(decay_run, decay_claims, decay_tables, decay_charts),
     _DECAY_NOTES,
     "CIFAR-100, 300 epochs: a nine-layer network of 1,387,108 parameters at rate 0.03,"
     " PreResNet-164 and WideResNet-28×10; split, batch size and seeds are not in the text.",
@@ -331,16 +331,13 @@ def gadam_tables(rows: Rows) -> Iterator[Table]:
 
 def gadam_charts(rows: Rows) -> Iterator[Chart]:
     """Accuracy over epochs, sharpness in both modes, and the spectra of the first seed."""
-    halves = {name: rows.where(optimizer=name) for name in OPTIMIZERS}
-    curves = (kit.curve(name, half.where(mode=""), "accuracy") for name, half in halves.items())
+    halves = rows.by("optimizer", OPTIMIZERS).items()
+    curves = kit.curves(rows.where(mode="").by("optimizer", OPTIMIZERS), "accuracy")
     title = "Validation accuracy of the iterates"
-    yield Chart(title, "epoch", NAMES["accuracy"], tuple(curves), source="Figure 8c")
+    yield Chart(title, "epoch", NAMES["accuracy"], curves, source="Figure 8c")
     modes = {"train": "Figures 8 and 9", "eval": "Figure 10"}
     for column in SHARPNESS:
-        series = [
-            kit.points(name, {mode: half.where(mode=mode) for mode in modes}, column)
-            for name, half in halves.items()
-        ]
+        series = [kit.points(name, half.by("mode", [*modes]), column) for name, half in halves]
         yield _sharpness_chart(column, "mode of the batch norm", series, "Figures 8–10")
     for mode, source in modes.items():
         first = rows.where(mode=mode, seed=0)
@@ -366,7 +363,7 @@ GADAM_SHARPNESS = kit.Experiment(
         "cpu": gadam_cells(_SMALL(epochs=50), "WideResNet-10×1", 8, seeds=4),
         "paper": gadam_cells(_WHOLE, "VGG-16-BN", 0, seeds=4),
     },
-    *(list, gadam_run, gadam_claims, gadam_tables, gadam_charts),
+    *(gadam_run, gadam_claims, gadam_tables, gadam_charts),
     _GADAM_NOTES,
     "VGG-16 with batch norm on CIFAR-100 and CIFAR-10, 300 epochs, Gadam at 0.0005 and SGD at 0.1;"
     " split, batch size and seeds are not in the text.",

@@ -134,15 +134,13 @@ def claims(rows: Rows) -> Iterator[Claim]:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Ranks by depth, and the minimisers."""
-    points, shown = rows.where(kind="point"), ("rank", "printed rank", "gap")
-    ranks = kit.mean_lines(points, "depth", *shown)
-    header = ("weights", "rank of the Hessian", "rank of Eq. 2", "|λ₁/tr − 1|")
-    yield kit.table("Rank of the Hessian of exp(X·∏w_i)", header, ranks)
+    title, depths = "Rank of the Hessian of exp(X·∏w_i)", rows.where(kind="point").by("depth")
+    shown = {"rank": "rank of the Hessian", "printed rank": "rank of Eq. 2", "gap": "|λ₁/tr − 1|"}
+    yield kit.means_table(title, "weights", depths, shown)
     columns = ("decay", "norm", "loss", "trace", "largest", "rank")
-    minima = rows.where(kind="minimiser")
-    lines = tuple(tuple(f"{row[name]:.4g}" for name in columns) for row in minima)
-    symbols = ("μ", "‖w‖", "loss", "trace", "λ₁", "rank")
-    yield kit.table("Minima of exp(w₁w₂w₃) + (μ/2)‖w‖²", symbols, lines)
+    lines = [[f"{row[name]:.4g}" for name in columns] for row in rows.where(kind="minimiser")]
+    title, symbols = "Minima of exp(w₁w₂w₃) + (μ/2)‖w‖²", "μ | ‖w‖ | loss | trace | λ₁ | rank"
+    yield kit.table(title, symbols, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
@@ -168,7 +166,7 @@ EXPERIMENT = kit.Experiment(
     kit.FLATNESS,
     "§2",
     {"smoke": cells(5), "cpu": cells(50), "paper": cells(200)},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         L is read as exp(X·w₁w₂w₃), because the gradient that the paper prints has the factor X.
         The Hessian is printed with |X| in place of X² and without ∂²h; this changes the rank and

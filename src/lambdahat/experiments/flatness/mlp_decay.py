@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from lambdahat.estimators import eigenpairs
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Series, Table, training
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table, training
 from lambdahat.operators.curvature import hessian
 
 DECAYS = (0.0, 5e-4)
@@ -124,11 +124,12 @@ def charts(rows: Rows) -> Iterator[Chart]:
     for name, words in NAMES.items():
         if name == "root":
             continue
-        series = [kit.curve(f"decay {decay:g}", main.where(decay=decay), name) for decay in DECAYS]
-        for decay, value in zip(DECAYS, PUBLISHED.get(name, ()), strict=False):
-            label, end = f"paper, decay {decay:g}", max(main.values("epoch"))
-            series.append(Series(label, [end], [value], style="points", published=True))
-        yield Chart(kit.capitalize(words), "epoch", words, tuple(series), source="Figure 3")
+        series = kit.curves(main.by("decay", "decay {:g}"), name)
+        series += tuple(
+            kit.printed_points(f"paper, decay {decay:g}", {max(main.values("epoch")): value})
+            for decay, value in zip(DECAYS, PUBLISHED.get(name, ()), strict=False)
+        )
+        yield Chart(kit.capitalize(words), "epoch", words, series, source="Figure 3")
     caption = "Ritz values and weights from one random vector."
     first = main.where(last=True, seed=0)
     yield kit.spectra("Spectrum of the Hessian", first, "decay {decay:g}", "Figure 3", caption)
@@ -148,7 +149,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, 5),
         "paper": cells(PAPER, 10, ("MLP-10-100", "MLP-100")),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden layer
           of 100 units.

@@ -256,7 +256,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells([*SMALL, FEWER], epochs=20, seeds=4),
         "paper": cells([*SMALL, WHOLE, *OURS], epochs=30, seeds=3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         VGG-16 and PreResNet-110 on CIFAR-100: 30 epochs of the paper's 225 and 300, weight decay
           5e-4, 512 images; on a GPU they train in bfloat16, and curvature is in float32.

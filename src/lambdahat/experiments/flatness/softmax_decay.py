@@ -18,7 +18,7 @@ from lambdahat._core.rng import generator
 from lambdahat.data.catalogue import load
 from lambdahat.estimators import eigenpairs, spectrum, trace
 from lambdahat.experiments import kit
-from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Series, Table, short
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table, short
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 
@@ -188,12 +188,11 @@ def _one_vector(rows: Rows) -> str:
 def charts(rows: Rows) -> Iterator[Chart]:
     """The three quantities over weight decay, and the spectra of the first seed."""
     main = rows.where(variant=MAIN)
-    labels = [f"{decay:g}" for decay in DECAYS]
+    parts = main.by("decay", "{:g}")
     for name, words in NAMES.items():
-        parts = [main.where(decay=decay) for decay in DECAYS]
-        ours = kit.series_of("ours", labels, parts, name)
-        printed = list(PUBLISHED[name].values())
-        paper = Series("paper", labels, printed, published=True, style="points")
+        ours = kit.series_of("ours", list(parts), list(parts.values()), name)
+        printed = {f"{decay:g}": value for decay, value in PUBLISHED[name].items()}
+        paper = kit.printed_points("paper", printed)
         yield Chart(words.capitalize(), "weight decay", words, (ours, paper), source="Figure 2")
     caption = "Ritz values and their weights after 100 Lanczos steps from one random vector."
     first = main.where(seed=0)
@@ -222,7 +221,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(CPU, [[seed] for seed in range(3)], FEW),
         "paper": cells(PAPER, [[seed] for seed in range(10)], VARIANTS),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         Batches of 128: the paper does not say.
         45,000 training and 5,000 validation images of MNIST's 60,000, drawn by the seed; the rest

@@ -133,7 +133,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§3.7.1.3, Table 3.3, Figure 3.7",
     {"smoke": cells(2, (12, 18, 24), 10, 150), "cpu": cells(5), "paper": cells(10)},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         DBLP, Amazon and YouTube are com-dblp, com-amazon and com-youtube.ungraph.* in
           <LAMBDAHAT_DATA>/graphs.

@@ -145,7 +145,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§3.7, Theorem 3, Corollary 3.1",
     {"smoke": cells(2, 20, (4, 8)), "cpu": cells(5), "paper": cells(20, 200)},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Two connected clusters without an edge between them, then links between different random
           nodes.

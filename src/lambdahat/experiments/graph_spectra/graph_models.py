@@ -170,7 +170,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells(SIZES, 8, 5000, 600, 4),
         "paper": cells(SIZES, 20, 5000, 1000, 5),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         Watts–Strogatz has k = {NEIGHBOURS} neighbours; the thesis gives none.
         A model's spectrum is that of its moments averaged over several draws; the thesis compares

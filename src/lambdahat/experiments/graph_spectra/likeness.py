@@ -156,7 +156,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§3.6.3, Figure 3.4",
     {"smoke": cells(2, 16, 150), "cpu": cells(5), "paper": cells(10)},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         The five collaboration graphs are the thesis's, read from <LAMBDAHAT_DATA>/graphs.
         Luxembourg's roads in three parts, cut by distance, stand for those of three states where

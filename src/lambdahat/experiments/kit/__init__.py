@@ -14,6 +14,7 @@ from lambdahat.experiments.kit.cells import Rows as Rows
 from lambdahat.experiments.kit.cells import by_seed as by_seed
 from lambdahat.experiments.kit.cells import capitalize as capitalize
 from lambdahat.experiments.kit.cells import curve as curve
+from lambdahat.experiments.kit.cells import curves as curves
 from lambdahat.experiments.kit.cells import decades as decades
 from lambdahat.experiments.kit.cells import errors as errors
 from lambdahat.experiments.kit.cells import exponent as exponent
@@ -23,8 +24,8 @@ from lambdahat.experiments.kit.cells import gap_of_gaps as gap_of_gaps
 from lambdahat.experiments.kit.cells import grid as grid
 from lambdahat.experiments.kit.cells import image_setting as image_setting
 from lambdahat.experiments.kit.cells import logs as logs
-from lambdahat.experiments.kit.cells import mean_lines as mean_lines
 from lambdahat.experiments.kit.cells import means as means
+from lambdahat.experiments.kit.cells import means_table as means_table
 from lambdahat.experiments.kit.cells import more_seeds as more_seeds
 from lambdahat.experiments.kit.cells import over_seeds as over_seeds
 from lambdahat.experiments.kit.cells import points as points
@@ -58,6 +59,7 @@ from lambdahat.experiments.kit.experiment import SPECTRAL as SPECTRAL
 from lambdahat.experiments.kit.experiment import ClaimTexts as ClaimTexts
 from lambdahat.experiments.kit.experiment import Experiment as Experiment
 from lambdahat.experiments.kit.experiment import Size as Size
+from lambdahat.experiments.kit.experiment import network_title as network_title
 from lambdahat.experiments.kit.experiment import saturation_reason as saturation_reason
 from lambdahat.experiments.kit.experiment import sentences as sentences
 from lambdahat.experiments.kit.experiment import subject as subject

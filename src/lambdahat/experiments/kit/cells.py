@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference, slope
+from lambdahat.experiments.kit.claims import (
+    Reading,
+    Table,
+    mean_of,
+    paired_difference,
+    slope,
+    table,
+)
 from lambdahat.results.charts import Chart, Series
 
 Cell = dict[str, Any]
@@ -66,6 +73,21 @@ class Rows(Sequence[Row]):
         for key, part in groups.items():
             if None not in key:
                 yield key if len(names) > 1 else key[0], Rows(part)
+
+    def by(self, name: str, labels: str | Iterable[Any] = "{}") -> dict[str, Rows]:
+        """The rows of each value of a column, under a label.
+
+        ``labels`` is a format of the value; or the values that are wanted, in their order, as a
+        mapping with a label for each.
+
+        >>> rows = Rows([{"rate": 0.1}, {"rate": 1.0}])
+        >>> [*rows.by("rate", "rate {:g}")], [*rows.by("rate", {1.0: "fast"})]
+        (['rate 0.1', 'rate 1'], ['fast'])
+        """
+        if isinstance(labels, str):
+            return {labels.format(value): part for value, part in self.groups(name)}
+        named = labels if isinstance(labels, Mapping) else {value: str(value) for value in labels}
+        return {label: self.where(**{name: value}) for value, label in named.items()}
 
     def paired(self, name: str, by: str | tuple[str, ...] = "seed") -> dict[Any, float]:
         """One number for each value of ``by``, or tuple of values: the column's mean there."""
@@ -205,11 +227,17 @@ def means(rows: Rows, *names: str) -> list[str]:
     return [str(over_seeds(rows, name)) for name in names]
 
 
-def mean_lines(
-    rows: Rows, by: str, *columns: str, label: str = "{}"
-) -> tuple[tuple[str, ...], ...]:
-    """The lines of a table: the values of a column, each with the means of others over seeds."""
-    return tuple((label.format(key), *means(part, *columns)) for key, part in rows.groups(by))
+def means_table(
+    title: str, first: str, parts: Mapping[Any, Rows], columns: Mapping[str, str]
+) -> Table:
+    """A line for each part with the means of columns over the seeds, below their headings.
+
+    ``first`` is the heading of the parts' labels, or the headings of labels that are tuples.
+    """
+    labels = [label if isinstance(label, tuple) else (label,) for label in parts]
+    readings = (means(part, *columns) for part in parts.values())
+    lines = [(*label, *line) for label, line in zip(labels, readings, strict=True)]
+    return table(title, (*first.split(" | "), *columns.values()), lines)
 
 
 def curve(label: str, rows: Rows, name: str, x: str = "epoch") -> Series:
@@ -217,6 +245,19 @@ def curve(label: str, rows: Rows, name: str, x: str = "epoch") -> Series:
     places = sorted({row[x] for row in rows if row.get(name) is not None})
     parts = [rows.where(**{x: place}) for place in places]
     return series_of(label, places, parts, name)
+
+
+def curves(
+    parts: Rows | Mapping[str, Rows], columns: str | Mapping[str, str], x: str = "epoch"
+) -> tuple[Series, ...]:
+    """A curve for each part of the rows and each column, named by the labels that these have."""
+    named = {"": parts} if isinstance(parts, Rows) else parts
+    labels = {columns: ""} if isinstance(columns, str) else columns
+    return tuple(
+        curve(", ".join(filter(None, (name, words))), part, column, x)
+        for name, part in named.items()
+        for column, words in labels.items()
+    )
 
 
 def series_of(

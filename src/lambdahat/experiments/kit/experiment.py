@@ -142,11 +142,10 @@ class Experiment:
     """A published experiment that can be reproduced.
 
     ``paper`` is the title of a document, and ``part`` says where in it: sections, tables, figures.
-    ``scales`` has for each of ``SCALES`` the cells (``cells`` is then ``list``), or a configuration
-    of which ``cells`` makes them. ``run`` measures a cell on a device and returns rows of JSON
-    values; ``claims``, ``tables`` and ``charts`` read the rows of all cells. ``run`` of one cell
-    must not depend on another: cells run in any order, on any machine. The last three may be
-    generators: calling them gives lists.
+    ``scales`` has the cells of each of ``SCALES``. ``run`` measures a cell on a device and returns
+    rows of JSON values; ``claims``, ``tables`` and ``charts`` read the rows of all cells, and may
+    be generators: calling them gives lists. ``run`` of one cell must not depend on another: cells
+    run in any order, on any machine.
 
     ``sizes`` are those of the paper, with which the cells of a scale are compared; none where
     nothing is trained. ``size`` says in words what else the paper ran, and what it does not say.
@@ -156,8 +155,7 @@ class Experiment:
     title: str
     paper: str
     part: str
-    scales: Mapping[str, Any]
-    cells: Callable[[Any], list[Cell]]
+    scales: Mapping[str, list[Cell]]
     run: Callable[[Cell, str], list[Row]]
     claims: Callable[[Rows], Iterable[Claim]]
     tables: Callable[[Rows], Iterable[Table]]
@@ -172,8 +170,7 @@ class Experiment:
 
     def grid(self, scale: str) -> list[Cell]:
         """The cells of a scale; no two are the same."""
-        require_choice(scale, "scale", SCALES)
-        cells = self.cells(self.scales[scale])
+        cells = self.scales[require_choice(scale, "scale", SCALES)]
         keys = {key_of(cell) for cell in cells}
         repeated = len(cells) - len(keys)
         require(not repeated, f"the cells of {self.name}", "differ", f"{repeated} repeated")
@@ -361,6 +358,11 @@ def subject(rows: Rows) -> str:
     """The network and its data, often not the paper's: "LeNet-5, 1,000 images of CIFAR-10"."""
     row = rows[0]
     return f"{row['network']}, {row['training']:,} images of {SETS[row['data']]}"
+
+
+def network_title(rows: Rows) -> str:
+    """The network, its size and its data, as the title of a table."""
+    return "{network}, {parameters:,} parameters, {data}".format(**rows[0])
 
 
 def saturation_reason(*parts: Rows) -> str:

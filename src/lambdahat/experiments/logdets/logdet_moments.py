@@ -222,11 +222,7 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Entropy and error over moments for each matrix."""
     for _, part in rows.groups("matrix"):
         entropy, errors = (
-            tuple(
-                kit.curve(name, curve, column, "moments")
-                for name, curve in _curves(part, column).items()
-            )
-            for column in ("entropy", "error")
+            kit.curves(_curves(part, column), column, "moments") for column in ("entropy", "error")
         )
         title, source = f"Entropy: {part[0]['data']}", "Figure 2.1a, c"
         yield kit.Chart(title, "moments", "entropy", entropy, source=source)
@@ -244,7 +240,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 5),
         "paper": cells((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 20),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         The Ecology matrix (n = 80,900; a landscape as a grid) is not available: a 5-point Laplacian
           replaces it.

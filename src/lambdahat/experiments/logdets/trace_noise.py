@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -21,19 +20,11 @@ TOGETHER = (1, 4, 16, 64)  # vectors whose mean is taken
 BIAS, CLOSE, EXPONENT = 0.01, 0.1, 0.1
 
 
-@dataclass(frozen=True)
-class TraceScale:
-    """Matrices P × P of these ``sizes``, each with so many ``vectors``."""
-
-    seeds: int
-    vectors: int = 6400
-    sizes: tuple[int, ...] = (25, 50, 100, 200, 400)
-
-
-def cells(config: TraceScale) -> list[Cell]:
-    """Matrix × size × seed."""
-    axes = {"size": config.sizes, "seed": range(config.seeds)}
-    return kit.grid({"vectors": config.vectors}, matrix=MATRICES, **axes)
+def cells(
+    seeds: int, vectors: int = 6400, sizes: Iterable[int] = (25, 50, 100, 200, 400)
+) -> list[Cell]:
+    """Matrix × size × seed: matrices P × P of these ``sizes``, each with so many ``vectors``."""
+    return kit.grid({"vectors": vectors}, matrix=MATRICES, size=sizes, seed=range(seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -105,25 +96,16 @@ CLAIMS = kit.ClaimTexts(f"""
 def claims(rows: Rows) -> Iterator[Claim]:
     """The lemma, the equality of its proof, and what the remark says of the dimension."""
     covariances = rows.where(matrix=PASTUR)
-    yield CLAIMS("mean", kit.by_seed(rows, lambda part: _mean(part, "bias")))
+    yield CLAIMS("mean", kit.over_seeds(rows, "bias"))
     yield CLAIMS("bound", kit.by_seed(rows, lambda part: max(part.values("over lemma"))))
-    yield CLAIMS("equal", kit.by_seed(covariances, lambda part: _mean(part, "over lemma")))
-    yield CLAIMS("falls", kit.by_seed(covariances.where(law=SIGNS), _exponent))
+    yield CLAIMS("equal", kit.over_seeds(covariances, "over lemma"))
+    yield CLAIMS("falls", kit.exponent(covariances.where(law=SIGNS), "noise", "size"))
     above = [math.log10(row["share"] / row["bound"]) for row in rows if "bound" in row]
     yield CLAIMS("condition", Reading(max(above), 0.0))
     for key, name in (("identity", EQUAL), ("rank", RANK_ONE)):
-        yield CLAIMS(key, kit.by_seed(rows.where(matrix=name, law=NORMAL), _exponent))
+        part = rows.where(matrix=name, law=NORMAL)
+        yield CLAIMS(key, kit.exponent(part, "noise", "size"))
     yield CLAIMS("vectors", kit.by_seed(covariances, _falls_with_vectors))
-
-
-def _mean(rows: Rows, column: str) -> float:
-    return kit.mean_of(rows.values(column)).value
-
-
-def _exponent(rows: Rows) -> float:
-    """The slope of log₁₀ of the squared noise to signal over log₁₀ of P."""
-    sizes, noise = (np.log10(rows.values(name)).tolist() for name in ("size", "noise"))
-    return kit.slope(sizes, noise).value
 
 
 def _falls_with_vectors(rows: Rows) -> float:
@@ -149,8 +131,7 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """The squared noise to signal over P."""
-    kinds = rows.where(law=NORMAL).groups("matrix")
-    series = tuple(kit.curve(name, part, "noise", "size") for name, part in kinds)
+    series = kit.curves(rows.where(law=NORMAL).by("matrix"), "noise", "size")
     title, axes = "Noise of a trace by one normal vector", ("P", "Var[uᵀHu]/(Tr H)²")
     yield Chart(title, *axes, series, x_log=True, y_log=True, source="Eq. 2.34")
 
@@ -160,8 +141,8 @@ EXPERIMENT = kit.Experiment(
     "Mean and variance of a trace by random vectors",
     kit.SPECTRAL,
     "§2.5, Lemma 1, Eqs. 2.33 and 2.34",
-    {"smoke": TraceScale(2, 320, (10, 20, 40)), "cpu": TraceScale(5), "paper": TraceScale(20)},
-    *(cells, run, claims, tables, charts),
+    {"smoke": cells(2, 320, (10, 20, 40)), "cpu": cells(5), "paper": cells(20)},
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         Elements of u are ±1 (m₄ = 1), normal (m₄ = 3), or zero except for one in ten (m₄ = 10).
         Matrices are covariances of 2P normal draws, whose condition number hardly depends on P, the

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -354,47 +353,22 @@ def _over_sizes(point: batch_points.TrainingPoint, what: str) -> tuple[kit.Serie
     return tuple(series)
 
 
-def cells(subjects: Iterable[batch_points.BatchSubject]) -> list[Cell]:
+def cells(subjects: Iterable[Cell]) -> list[Cell]:
     """A cell per network, epoch and operator; training again costs little beside measuring."""
     grid = []
     for subject in subjects:
-        base = {"network": subject.network, "root": 0, **settings_of(subject)}
-        grid += kit.grid(base, epoch=subject.epochs, operator=subject.operators)
+        base = {"network": subject["network"], "root": 0, **subject}
+        grid += kit.grid(base, epoch=subject["epochs"], operator=base.pop("operators"))
     return grid
-
-
-def settings_of(subject: batch_points.BatchSubject) -> dict[str, Any]:
-    """A subject as flat settings; ``noise_samples`` are the effort's."""
-    settings: dict[str, Any] = asdict(subject) | asdict(subject.effort)
-    del settings["effort"], settings["operators"]
-    if subject.measured is None:  # as in stored cells
-        del settings["measured"]
-    return settings | {"samples": subject.samples, "noise_samples": subject.effort.samples}
-
-
-def subject_of(cell: Cell) -> batch_points.BatchSubject:
-    """The subject of a cell, with its operator alone."""
-    return subject_through(cell, (cell["operator"],))
-
-
-def subject_through(cell: Cell, operators: tuple[str, ...]) -> batch_points.BatchSubject:
-    """The subject of a cell with these operators."""
-    own = {field.name: cell[field.name] for field in fields(batch_points.PointEffort)}
-    effort = batch_points.PointEffort(**own | {"samples": cell["noise_samples"]})
-    names = {field.name for field in fields(batch_points.BatchSubject)} - {"effort", "operators"}
-    settings = {name: cell[name] for name in names if name in cell}
-    settings |= {name: tuple(cell[name]) for name in ("epochs", "batch_sizes")}
-    return batch_points.BatchSubject(**settings, effort=effort, operators=operators)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for the full data, and one for every batch, with the models' predictions."""
-    subject, root = subject_of(cell), cell["root"]
-    before = tuple(epoch for epoch in subject.epochs if epoch <= cell["epoch"])
-    split = batch_points.load_split(subject.data)
-    stops = batch_points.training_stops(replace(subject, epochs=before), split, root, device)
-    *_, (epoch, problem) = stops
-    points = batch_points.measure_point(subject, epoch, problem, root)
+    before = [epoch for epoch in cell["epochs"] if epoch <= cell["epoch"]]
+    own, root = {**cell, "epochs": before, "operators": [cell["operator"]]}, cell["root"]
+    split = batch_points.load_split(cell["data"])
+    *_, (epoch, problem) = batch_points.training_stops(own, split, root, device)
+    points = batch_points.measure_point(own, epoch, problem, root)
     return batch_points.rows_of([point.with_predictions() for point in points])
 
 
@@ -438,7 +412,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§§5.5 and 5.6, Theorem 17, Figures 5.2, 5.4, 5.5 and 5.6 (SGD)",
     {scale: cells(subjects) for scale, subjects in batch_points.SCALES.items()},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 on CIFAR-100, 45,000 training images, 300 epochs, batches of 128, 10 batches;"

@@ -347,10 +347,10 @@ def charts(rows: Rows) -> Iterator[kit.Chart]:
         labels = (f"{setup.name}: error over batch sizes", "batch size B", axis)
         yield kit.Chart(*labels, sizes, x_log=True, source=source, caption=caption)
         part = epochs.where(network=setup.network, decay=setup.decay)
-        curves = [kit.curve(f"B = {size}", part.where(batch=size), "error") for size in setup.sizes]
+        curves = kit.curves(part.by("batch", {B: f"B = {B}" for B in setup.sizes}), "error")
         labels = (f"{setup.name}: error over epochs, α ∝ B", "epoch", axis)
         caption = "The rate falls in the second half."
-        yield kit.Chart(*labels, tuple(curves), source=source, caption=caption)
+        yield kit.Chart(*labels, curves, source=source, caption=caption)
         labels = (f"{setup.name}: error over distance", "distance from the start", axis)
         figure = "Figure 5.8b" if setup.normed else "Figure 5.8a"
         yield kit.Chart(*labels, distances, x_log=True, source=figure)
@@ -517,7 +517,7 @@ EXPERIMENT = kit.Experiment(
             *cells(PAPER, "WideResNet-28×10", 5e-4, 0.1, THREE_SIZES),
         ],
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 with and without batch norm and WideResNet-28×10 on CIFAR-100 (45,000 training"

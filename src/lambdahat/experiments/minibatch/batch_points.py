@@ -24,7 +24,7 @@ from lambdahat._core.storage import Result
 from lambdahat.data.catalogue import load
 from lambdahat.data.splits import Split
 from lambdahat.estimators import eigenpairs, spectrum, variance
-from lambdahat.experiments.kit.cells import Row, Rows, short
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, short
 from lambdahat.experiments.kit.claims import Reading, mean_of
 from lambdahat.experiments.kit.training import PHOTOGRAPHS
 from lambdahat.krylov import lanczos, random_vector
@@ -130,44 +130,36 @@ SIDE = 28  # of the images that LeNet-5 takes
 SIZES = tuple(2**power for power in range(4, 13))  # 16 … 4,096
 
 
-@dataclass(frozen=True)
-class PointEffort:
-    """The effort of measuring one point.
-
-    ``pairs`` of the full data's largest eigenpairs, to ``tol``; ``batches`` batches of each size by
-    ``steps`` products each; spectra by ``depth`` products; variances from ``probes`` vectors and
-    the eigenvectors, on ``samples`` samples (None: all).
-    """
-
-    pairs: int = 10
-    tol: float = 1e-4
-    batches: int = 10
-    steps: int = 40
-    depth: int = 100
-    probes: int = 8
-    samples: int | None = None
+# what measuring a point takes: ``pairs`` of the full data's largest eigenpairs, to ``tol``;
+# ``batches`` batches of each size by ``steps`` products each; spectra by ``depth`` products;
+# variances from ``probes`` vectors and the eigenvectors, on so many samples (None: all)
+EFFORT: Cell = {"pairs": 10, "tol": 1e-4, "batches": 10, "steps": 40, "depth": 100}
+EFFORT |= {"probes": 8, "noise_samples": None}
 
 
-@dataclass(frozen=True)
-class BatchSubject:
+def subject(
+    network: str,
+    model: str,
+    data: str,
+    epochs: Sequence[int],
+    rate: float,
+    samples: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    batch_sizes: Sequence[int] = SIZES,
+    effort: Cell = EFFORT,
+    operators: Sequence[str] = ("hessian", "ggn"),
+    chunk: int | None = None,
+    measured: int | None = None,
+) -> Cell:
     """A network on a data set, the ``epochs`` after which it is measured, and the batch sizes.
 
     It trains on ``samples`` of the training images (None: all). The first ``measured`` of them are
     the full data from which batches are drawn (None: all); ``chunk`` are evaluated at a time.
     """
-
-    network: str
-    model: str
-    data: str
-    epochs: tuple[int, ...]
-    rate: float
-    samples: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    batch_sizes: tuple[int, ...] = SIZES
-    effort: PointEffort = field(default_factory=PointEffort)
-    operators: tuple[str, ...] = ("hessian", "ggn")
-    chunk: int | None = None
-    measured: int | None = None
+    settings = {"network": network, "model": model, "data": data, "epochs": epochs, "rate": rate}
+    settings |= {"samples": samples, "options": dict(options or {}), "batch_sizes": batch_sizes}
+    settings |= {"chunk": chunk} | ({} if measured is None else {"measured": measured})
+    return {**settings, **effort, "operators": operators}
 
 
 Device = torch.device | str
@@ -179,26 +171,26 @@ def sgd(model: nn.Module, rate: float) -> Optimizer:
 
 
 def training_stops(
-    subject: BatchSubject,
+    cell: Cell,
     split: Split,
     seed: int,
     device: Device,
     make: Callable[[nn.Module, float], Optimizer] = sgd,
 ) -> Iterator[tuple[int, Problem]]:
-    """The network's problem after each of ``subject.epochs``, trained on batches of 128."""
-    x, y = split.train
-    if subject.samples is not None and subject.samples < len(x):
+    """The network's problem after each of the cell's epochs, trained on batches of 128."""
+    (x, y), samples = split.train, cell["samples"]
+    if samples is not None and samples < len(x):
         order = torch.randperm(len(x), generator=generator(seed, "full data"))
-        x, y = x[order[: subject.samples]], y[order[: subject.samples]]
-    x, y = crop(x, subject.model).to(device), y.to(device)
-    shape, start = tuple(x.shape[1:]), derived_seed(seed, subject.network)
-    model = make_model(subject.model, shape, split.classes, start, **subject.options).to(device)
+        x, y = x[order[:samples]], y[order[:samples]]
+    x, y = crop(x, cell["model"]).to(device), y.to(device)
+    shape, start = tuple(x.shape[1:]), derived_seed(seed, cell["network"])
+    model = make_model(cell["model"], shape, split.classes, start, **cell["options"]).to(device)
     problem, full = (
-        Problem(model, "cross_entropy", (x[:count], y[:count]), batch_size=subject.chunk)
-        for count in (None, subject.measured)
+        Problem(model, "cross_entropy", (x[:count], y[:count]), batch_size=cell["chunk"])
+        for count in (None, cell.get("measured"))
     )
-    optimizer, done = make(model, subject.rate), 0
-    for epoch in subject.epochs:
+    optimizer, done = make(model, cell["rate"]), 0
+    for epoch in cell["epochs"]:
         if epoch > done:
             stream = derived_seed(seed, "training", epoch)
             with fast_convolutions():
@@ -223,10 +215,11 @@ def load_split(name: str) -> Split:
     return load(name, verify=name not in PHOTOGRAPHS, normalization="standard")
 
 
-QUICK = PointEffort(pairs=3, batches=3, steps=20, depth=20, probes=2, samples=64)
-CPU = PointEffort(steps=30, probes=4, samples=1024)
-CONVOLUTIONS = PointEffort(pairs=5, tol=1e-3, steps=20, depth=40, probes=4, samples=512)
-LARGE = PointEffort(pairs=4, tol=1e-2, steps=10, depth=24, probes=4, samples=128)
+QUICK: Cell = {"pairs": 3, "tol": 1e-4, "batches": 3, "steps": 20, "depth": 20}
+QUICK |= {"probes": 2, "noise_samples": 64}
+CPU = EFFORT | {"steps": 30, "probes": 4, "noise_samples": 1024}
+CONVOLUTIONS = CPU | {"pairs": 5, "tol": 1e-3, "steps": 20, "depth": 40, "noise_samples": 512}
+LARGE = CPU | {"pairs": 4, "tol": 1e-2, "steps": 10, "depth": 24, "noise_samples": 128}
 HESSIAN_ONLY = ("hessian",)  # of a linear model the GGN is the Hessian
 PAPER_SIZES = (16, 64, 128, 512, 2048)
 
@@ -234,19 +227,17 @@ SOFTMAX, MLP = ("softmax", "softmax", "mnist"), ("MLP", "mlp", "mnist")
 LENET = ("LeNet-5", "lenet5", "mnist")
 VGG = ("VGG-16", "vgg16", "cifar100", (0, 34), 0.02, 45_000, {"dropout": 0.0})
 MIDDLE = (16, 64, 128, 256, 1024)
-SCALES: dict[str, tuple[BatchSubject, ...]] = {
+SCALES: dict[str, tuple[Cell, ...]] = {
     "smoke": (
-        BatchSubject(
-            "softmax", "softmax", "digits", (5,), 0.1, 400, {}, (16, 128), QUICK, HESSIAN_ONLY
-        ),
-        BatchSubject("MLP", "mlp", "digits", (0, 5), 0.1, 400, {"widths": (6,)}, (16, 128), QUICK),
+        subject("softmax", "softmax", "digits", (5,), 0.1, 400, {}, (16, 128), QUICK, HESSIAN_ONLY),
+        subject("MLP", "mlp", "digits", (0, 5), 0.1, 400, {"widths": (6,)}, (16, 128), QUICK),
     ),
     "cpu": (
-        BatchSubject(*SOFTMAX, (0, 1, 20), 0.02, 10_000, effort=CPU, operators=HESSIAN_ONLY),
-        BatchSubject(*MLP, (0, 1, 20), 0.02, 10_000, {"widths": (32,)}, effort=CPU),
-        BatchSubject(*LENET, (0, 10), 0.02, 4000, {}, MIDDLE, CONVOLUTIONS),
+        subject(*SOFTMAX, (0, 1, 20), 0.02, 10_000, effort=CPU, operators=HESSIAN_ONLY),
+        subject(*MLP, (0, 1, 20), 0.02, 10_000, {"widths": (32,)}, effort=CPU),
+        subject(*LENET, (0, 10), 0.02, 4000, {}, MIDDLE, CONVOLUTIONS),
     ),
-    "paper": (BatchSubject(*VGG, PAPER_SIZES, LARGE, chunk=500, measured=4_000),),
+    "paper": (subject(*VGG, PAPER_SIZES, LARGE, chunk=500, measured=4_000),),
 }
 
 
@@ -255,30 +246,30 @@ SPECTRA = 4  # batches whose whole spectrum is seen
 
 
 def measure_point(
-    subject: BatchSubject, epoch: int, problem: Problem, seed: int, spectra: int = SPECTRA
+    cell: Cell, epoch: int, problem: Problem, seed: int, spectra: int = SPECTRA
 ) -> Iterator[CurvaturePoint]:
-    """A network at one epoch through Hessian and GGN, with ``spectra`` batch spectra."""
-    effort, stream = subject.effort, derived_seed(seed, subject.network, epoch)
-    samples = None if effort.samples is None else min(effort.samples, problem.num_samples)
-    elements = variance(problem, effort.probes, stream, samples)
+    """A network at one epoch through the cell's operators, with ``spectra`` batch spectra."""
+    stream, samples = derived_seed(seed, cell["network"], epoch), cell["noise_samples"]
+    samples = None if samples is None else min(samples, problem.num_samples)
+    elements = variance(problem, cell["probes"], stream, samples)
     size = min(CLAIMED_SIZE, problem.num_samples)
     batches = [problem.subsample(size, derived_seed(stream, "spectra", i)) for i in range(spectra)]
-    for name in subject.operators:
+    for name in cell["operators"]:
         operator = OPERATORS[name]
         element = elements.hessian_variance if name == "hessian" else elements.ggn_variance
         assert element is not None
-        pairs = _pairs(operator(problem), effort, name == "hessian", stream)
+        pairs = _pairs(operator(problem), cell, name == "hessian", stream)
         whole, *parts = (
-            spectrum(operator(each), effort.depth, seed=stream) for each in (problem, *batches)
+            spectrum(operator(each), cell["depth"], seed=stream) for each in (problem, *batches)
         )
-        along = directional_variance(problem, pairs, name, effort.probes, samples, stream)
-        shared = (effort.batches, effort.steps, pairs.vectors[:, 0], stream)
+        along = directional_variance(problem, pairs, name, cell["probes"], samples, stream)
+        shared = (cell["batches"], cell["steps"], pairs.vectors[:, 0], stream)
         cells = tuple(
-            BatchCell(batch_extremes(problem, name, size, *shared)) for size in subject.batch_sizes
+            BatchCell(batch_extremes(problem, name, size, *shared)) for size in cell["batch_sizes"]
         )
         # vectors take gigabytes for a large network and are not needed
         values = replace(pairs, vectors=pairs.vectors[:, :0].cpu())
-        where = (subject.network, epoch, name, problem.num_samples, problem.loss(), element)
+        where = (cell["network"], epoch, name, problem.num_samples, problem.loss(), element)
         yield CurvaturePoint(*where, along, values, cells, size, whole, tuple(parts))
 
 
@@ -312,17 +303,15 @@ def _extremes(
     return float(values[-1]), float(values[0]), min(float(weights[:, -1] @ shadow) ** 2, 1.0)
 
 
-def _pairs(
-    operator: LinearOperator, effort: PointEffort, indefinite: bool, seed: int
-) -> Eigenpairs:
+def _pairs(operator: LinearOperator, cell: Cell, indefinite: bool, seed: int) -> Eigenpairs:
     """The full data's largest eigenpairs, descending, then the smallest if ``indefinite``.
 
     Both ends are searched to the same number of pairs: a lone smallest one would end the search too
     early.
     """
-    which, tol = "both" if indefinite else "largest", effort.tol
-    pairs = eigenpairs(operator, effort.pairs, which, tol, seed=seed)
-    kept = [*range(effort.pairs), len(pairs) - 1] if indefinite else list(range(effort.pairs))
+    which, count = "both" if indefinite else "largest", cell["pairs"]
+    pairs = eigenpairs(operator, count, which, cell["tol"], seed=seed)
+    kept = [*range(count), len(pairs) - 1] if indefinite else list(range(count))
     columns = {name: getattr(pairs, name)[kept] for name in ("values", "residuals", "converged")}
     return replace(pairs, vectors=pairs.vectors[:, kept], **columns)
 

@@ -28,14 +28,14 @@ from lambdahat.experiments.minibatch.batch_eigenvalues import (
     has_learnt,
 )
 from lambdahat.experiments.minibatch.batch_points import (
+    EFFORT,
     HESSIAN_ONLY,
     MEASURED,
-    BatchSubject,
     CurvaturePoint,
-    PointEffort,
     SizeBatches,
     TrainingPoint,
     sgd,
+    subject,
 )
 from lambdahat.optim.kfac import KFAC
 
@@ -341,33 +341,30 @@ def _series(courses: Courses, name: str, value: Callable[[TrainingPoint], float]
 
 
 def cells(
-    subjects: Iterable[BatchSubject], seeds: int, kfac_rate: float = 0.003, **more: Any
+    subjects: Iterable[Cell], seeds: int, kfac_rate: float = 0.003, **more: Any
 ) -> list[Cell]:
     """Network × optimiser × seed; KFAC's do not measure the start again.
 
     SGD takes a network's own rate, KFAC ``kfac_rate`` and ``more`` settings.
     """
-    own: Cell = {"optimizer": "KFAC", "damping": 0.1, **more}
+    own: Cell = {"rate": kfac_rate, "optimizer": "KFAC", "damping": 0.1, **more}
     grid = []
-    for subject in subjects:
-        later = tuple(epoch for epoch in subject.epochs if epoch > 0)
-        kfac = replace(subject, rate=kfac_rate, epochs=later)
-        plain, other = (batch_eigenvalues.settings_of(each) for each in (subject, kfac))
+    for plain in subjects:
+        later = {"epochs": tuple(epoch for epoch in plain["epochs"] if epoch > 0)}
         for seed in range(seeds):
-            shared = {"operators": subject.operators, "seed": seed}
-            grid += [{"optimizer": "SGD", **plain, **shared}, {**other, **shared, **own}]
+            grid.append({"optimizer": "SGD", **plain, "seed": seed})
+            grid.append({**plain, **later, "seed": seed, **own})
     return grid
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """At each stop and operator a row for the full data and one per batch size."""
-    subject = batch_eigenvalues.subject_through(cell, tuple(cell["operators"]))
     make, seed, rows = sgd, cell["seed"], []
     if cell["optimizer"] == "KFAC":
         make = partial(kfac, damping=cell["damping"], inverse_every=cell.get("inverse_every", 10))
-    split = batch_points.load_split(subject.data)
-    for epoch, problem in batch_points.training_stops(subject, split, seed, device, make):
-        points = batch_points.measure_point(subject, epoch, problem, seed, spectra=0)
+    split = batch_points.load_split(cell["data"])
+    for epoch, problem in batch_points.training_stops(cell, split, seed, device, make):
+        points = batch_points.measure_point(cell, epoch, problem, seed, spectra=0)
         rows += rows_of([point.with_predictions() for point in points])
     return rows
 
@@ -378,11 +375,10 @@ def kfac(model: nn.Module, rate: float, damping: float, inverse_every: int = 10)
 
 
 SIZES = (128, 512)
-QUICK = PointEffort(pairs=2, tol=1e-2, batches=3, steps=10, depth=10, probes=2, samples=32)
-PLAIN = PointEffort(pairs=3, tol=1e-3, steps=15, depth=30, probes=4, samples=256)
-CONVOLUTIONS = PointEffort(pairs=3, tol=1e-2, steps=10, depth=16, probes=4, samples=128)
-
-
+PLAIN = EFFORT | {"pairs": 3, "tol": 1e-3, "steps": 15, "depth": 30, "probes": 4}
+PLAIN |= {"noise_samples": 256}
+CONVOLUTIONS = PLAIN | {"tol": 1e-2, "steps": 10, "depth": 16, "noise_samples": 128}
+QUICK = CONVOLUTIONS | {"pairs": 2, "batches": 3, "depth": 10, "probes": 2, "noise_samples": 32}
 MNIST = ("mnist", (0, 1, 10), 0.02, 4000)
 LENET = ("LeNet-5", "lenet5", "cifar10")
 VGG = ("VGG-16", "vgg16", "cifar100", (0, 10, 34), 0.02, 45_000, {"dropout": 0.0})
@@ -390,23 +386,23 @@ TINY = ("digits", (0, 5), 0.1, 300), ("digits", (0, 1, 5), 0.1, 300)
 SCALES = {
     "smoke": cells(
         (
-            BatchSubject("softmax", "softmax", *TINY[0], {}, (64,), QUICK, HESSIAN_ONLY),
-            BatchSubject("MLP 6", "mlp", *TINY[1], {"widths": (6,)}, (64,), QUICK),
+            subject("softmax", "softmax", *TINY[0], {}, (64,), QUICK, HESSIAN_ONLY),
+            subject("MLP 6", "mlp", *TINY[1], {"widths": (6,)}, (64,), QUICK),
         ),
         seeds=2,
         kfac_rate=0.03,
     ),
     "cpu": cells(
         (
-            BatchSubject("softmax", "softmax", *MNIST, {}, SIZES, PLAIN, HESSIAN_ONLY),
-            BatchSubject("MLP 32", "mlp", *MNIST, {"widths": (32,)}, SIZES, PLAIN),
-            BatchSubject("MLP 64-64", "mlp", *MNIST, {"widths": (64, 64)}, SIZES, PLAIN),
-            BatchSubject(*LENET, (0, 8, 20), 0.02, 1000, {}, (128,), CONVOLUTIONS),
+            subject("softmax", "softmax", *MNIST, {}, SIZES, PLAIN, HESSIAN_ONLY),
+            subject("MLP 32", "mlp", *MNIST, {"widths": (32,)}, SIZES, PLAIN),
+            subject("MLP 64-64", "mlp", *MNIST, {"widths": (64, 64)}, SIZES, PLAIN),
+            subject(*LENET, (0, 8, 20), 0.02, 1000, {}, (128,), CONVOLUTIONS),
         ),
         seeds=5,
     ),
     "paper": cells(
-        (BatchSubject(*VGG, (128,), CONVOLUTIONS, HESSIAN_ONLY, chunk=500, measured=2_000),),
+        (subject(*VGG, (128,), CONVOLUTIONS, HESSIAN_ONLY, chunk=500, measured=2_000),),
         seeds=4,
         inverse_every=100,
     ),
@@ -453,7 +449,7 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§5.6, Figures 5.5 and 5.6",
     SCALES,
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 on CIFAR-100, 45,000 images, 300 epochs by SGD and KFAC, 10 batches of 128; seeds"

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -272,32 +271,35 @@ ETAS = (1.0, 3.0, 10.0)
 MEASURES = ("training error", "test error", "training loss", "test loss")
 
 
-@dataclass(frozen=True)
-class LanczosSetting:
-    """The size of a run: new Ritz pairs ``every`` few steps, ``looks`` measurements in all."""
+FEW, MORE = (1e-3, 1e-2, 1e-1), (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+MOST = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 
-    data: str
-    samples: int
-    dampings: tuple[float, ...]
-    steps: int
-    pairs: int
-    every: int
-    seeds: int
-    looks: int = 10
+
+def setting(
+    data: str,
+    samples: int,
+    dampings: Sequence[float],
+    steps: int,
+    pairs: int,
+    every: int,
+    seeds: int,
+    looks: int = 10,
+) -> Cell:
+    """The size of a run: new Ritz pairs ``every`` few steps, ``looks`` measurements in all."""
+    about = {"data": data, "samples": samples, "dampings": dampings, "steps": steps}
+    return {**about, "pairs": pairs, "every": every, "seeds": seeds, "looks": looks}
 
 
 SCALES = {
-    "smoke": LanczosSetting("digits", 200, (1e-3, 1e-2, 1e-1), 60, 15, 5, 2, looks=3),
-    "cpu": LanczosSetting("mnist", 1000, (1e-4, 1e-3, 1e-2, 1e-1, 1.0), 300, 50, 10, 3),
-    "paper": LanczosSetting(
-        "mnist", 1000, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0), 500, 50, 1, 5
-    ),
+    "smoke": setting("digits", 200, FEW, 60, 15, 5, 2, looks=3),
+    "cpu": setting("mnist", 1000, MORE, 300, 50, 10, 3),
+    "paper": setting("mnist", 1000, MOST, 500, 50, 1, 5),
 }
 
 
-def rows_at(setting: LanczosSetting, seed: int, device: torch.device | str = "cpu") -> list[Row]:
+def rows_at(cell: Cell, seed: int, device: torch.device | str = "cpu") -> list[Row]:
     """All dampings δ and factors η, and gradient descent: a row per run and look."""
-    return rows_of(setting.dampings, *train_runs(setting, seed, None, device))
+    return rows_of(cell["dampings"], *train_runs(cell, seed, None, device))
 
 
 def rows_of(
@@ -321,71 +323,63 @@ def cells_of(dampings: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def train_runs(
-    setting: LanczosSetting,
-    seed: int,
-    split: Split | None = None,
-    device: torch.device | str = "cpu",
+    cell: Cell, seed: int, split: Split | None = None, device: torch.device | str = "cpu"
 ) -> tuple[tuple[int, ...], dict[str, Tensor]]:
     """The steps of the looks and the measures (looks, S, R); ``split`` replaces the data set."""
-    split = split or load(setting.data)
-    count, expected = len(split.train[0]), f"have {setting.samples:,} training samples"
-    require(setting.samples <= count, "split", expected, f"{count:,}")
-    cells = cells_of(setting.dampings)
-    train, test = _data(setting, split, seed, torch.device(device))
+    split, samples, last = split or load(cell["data"]), cell["samples"], cell["steps"]
+    count, expected = len(split.train[0]), f"have {samples:,} training samples"
+    require(samples <= count, "split", expected, f"{count:,}")
+    cells = cells_of(cell["dampings"])
+    train, test = _data(cell, split, seed, torch.device(device))
     damping, eta = torch.tensor(cells, device=device).T
-    weights = _initial(train, setting, seed).to(device).unsqueeze(1).repeat(1, len(cells), 1)
-    every = max(1, setting.steps // setting.looks)
+    weights = _initial(train, seed).to(device).unsqueeze(1).repeat(1, len(cells), 1)
+    every = max(1, last // cell["looks"])
     steps, looks, space = [], [], None
-    for step in range(setting.steps):
-        if step % setting.every == 0:
+    for step in range(last):
+        if step % cell["every"] == 0:
             start = start_vectors(weights.shape, derived_seed(seed, "ritz"), step, weights)
-            space = krylov(train.product(weights), start, setting.pairs)
+            space = krylov(train.product(weights), start, cell["pairs"])
         assert space is not None
         weights = weights - RATE * newton_directions(train.gradient(weights), space, eta, damping)
-        if (step + 1) % every == 0 or step + 1 == setting.steps:
+        if (step + 1) % every == 0 or step + 1 == last:
             (loss, error), (test_loss, test_error) = train.evaluate(weights), test.evaluate(weights)
             steps.append(step + 1)
             looks.append([each.cpu() for each in (error, test_error, loss, test_loss)])
-        report("lanczos-opt", step + 1, setting.steps)
+        report("lanczos-opt", step + 1, last)
     columns = [torch.stack(values) for values in zip(*looks, strict=True)]
     return tuple(steps), dict(zip(MEASURES, columns, strict=True))
 
 
-def _data(
-    setting: LanczosSetting, split: Split, seed: int, device: torch.device
-) -> tuple[Softmax, Softmax]:
+def _data(cell: Cell, split: Split, seed: int, device: torch.device) -> tuple[Softmax, Softmax]:
     """Every seed has training samples of its own; all share the test samples."""
     (x, y), (x_test, y_test) = split
-    streams = [generator(seed, "training images", index) for index in range(setting.seeds)]
-    draws = [torch.randperm(len(x), generator=rng)[: setting.samples] for rng in streams]
+    streams = [generator(seed, "training images", index) for index in range(cell["seeds"])]
+    draws = [torch.randperm(len(x), generator=rng)[: cell["samples"]] for rng in streams]
     chosen = torch.stack(draws)
     train = Softmax(x.flatten(1)[chosen].to(device), y[chosen].to(device), split.classes)
-    x, y = x_test.flatten(1).expand(setting.seeds, -1, -1), y_test.expand(setting.seeds, -1)
+    x, y = x_test.flatten(1).expand(len(draws), -1, -1), y_test.expand(len(draws), -1)
     return train, Softmax(x.to(device), y.to(device), split.classes)
 
 
-def _initial(train: Softmax, setting: LanczosSetting, seed: int) -> Tensor:
+def _initial(train: Softmax, seed: int) -> Tensor:
     """The first weights of each seed (S, P), as ``softmax_regression`` draws them."""
     inputs, weights = train.x.shape[2] - 1, []
-    for index in range(setting.seeds):
+    for index in range(len(train.x)):
         layer = softmax_regression(inputs, train.classes, derived_seed(seed, "weights", index))[0]
         assert isinstance(layer, nn.Linear)
         weights.append(torch.cat([layer.weight.detach().T, layer.bias.detach()[None]]).flatten())
     return torch.stack(weights)
 
 
-def cells(setting: LanczosSetting, seeds: int, together: int = 1) -> list[Cell]:
+def cells(base: Cell, seeds: int, together: int = 1) -> list[Cell]:
     """A cell for each group of seeds, each with all dampings, all η, and gradient descent."""
-    base = asdict(replace(setting, seeds=together))
-    return kit.grid(base, group=range(seeds // together))
+    return kit.grid(base | {"seeds": together}, group=range(seeds // together))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each run and look."""
-    settings: dict[str, Any] = {field.name: cell[field.name] for field in fields(LanczosSetting)}
-    setting = LanczosSetting(**settings | {"dampings": tuple(cell["dampings"])})
     first = cell["group"] * cell["seeds"]
-    rows = rows_at(setting, cell["group"], device)
+    rows = rows_at(cell, cell["group"], device)
     return [row | {"seed": first + row["seed"]} for row in rows]
 
 
@@ -396,13 +390,10 @@ EXPERIMENT = kit.Experiment(
     "§6.4, Figures 6.2 and 6.4",
     {
         "smoke": cells(SCALES["smoke"], seeds=2),
-        "cpu": [
-            *cells(SCALES["cpu"], seeds=6),
-            *cells(replace(SCALES["cpu"], looks=1), seeds=60)[6:],
-        ],
+        "cpu": [*cells(SCALES["cpu"], seeds=6), *cells(SCALES["cpu"] | {"looks": 1}, seeds=60)[6:]],
         "paper": cells(SCALES["paper"], seeds=5, together=5),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences(f"""
         Full-batch steps at α = {RATE:g}, 500 at paper scale: the thesis does not say how many.
         1,000 training images of MNIST drawn anew for each seed; pixels in [0, 1].

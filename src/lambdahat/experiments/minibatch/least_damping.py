@@ -356,7 +356,7 @@ EXPERIMENT = kit.Experiment(
         },
         "paper": rates.late_cells(rates.PAPER, edges.powers(4, 10), (16, 64, 256), seeds=3),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs by KFAC and"

@@ -90,9 +90,9 @@ EPOCHS = ngd.ngd_experiment(
     "λ̂ and Tr H of SGD and NGD over epochs",
     "§3.1, Figure 2",
     {
-        "smoke": runs.run_cells(runs.TINY, ["digits"], [("ffnn", 1, 8)], 1, points=2),
-        "cpu": runs.run_cells(runs.SMALL, ["mnist"], [("ffnn", 1, 64)], 5, points=7),
-        "paper": runs.run_cells(runs.WHOLE, ["mnist"], [("ffnn", 2, 256)], 5, points=6),
+        "smoke": runs.run_cells(runs.TINY, [("ffnn", 1, 8)], 1, points=2),
+        "cpu": runs.run_cells(runs.SMALL, [("ffnn", 1, 64)], 5, points=7),
+        "paper": runs.run_cells(runs.WHOLE, [("ffnn", 2, 256)], 5, points=6),
     },
     *(run, claims, tables, charts),
     (ngd.SMALLER, *_EPOCHS_NOTES),
@@ -144,17 +144,11 @@ def digits_charts(rows: Rows) -> Iterator[Chart]:
         yield kit.spectra(title, part, "epoch {epoch:.3g}", "", caption)
 
 
-_DIGITS = runs.NgdSetting(
-    *("digits", 1400, 350, 40, 0.1),
-    batch=64,
-    draws=None,
-    burn_in=None,
-    tol=0.1,
-    max_gradients=6000,
-    mode="batched",
-)
-_FEW = replace(runs.TINY, held_out=350, epochs=4, rate=0.1, batch=64, draws=8, burn_in=8)
-_LONG = replace(_DIGITS, epochs=100, tol=0.05, max_gradients=10_000)
+_DIGITS = runs.ngd_setting("digits", 1400, 350, 40, rate=0.1, batch=64, draws=None, burn_in=None)
+_DIGITS |= {"tol": 0.1, "max_gradients": 6000, "mode": "batched"}
+_FEW = runs.TINY | {"held_out": 350, "epochs": 4, "rate": 0.1, "batch": 64}
+_FEW |= {"draws": 8, "burn_in": 8}
+_LONG = _DIGITS | {"epochs": 100, "tol": 0.05, "max_gradients": 10_000}
 _NET = ("ffnn", 1, 32)
 _MINIATURE = (
     "8 × 8 digits in place of MNIST, one hidden layer of 32, rate 0.1 and batches of 64: a"
@@ -169,9 +163,9 @@ DIGITS = ngd.ngd_experiment(
     "SGD against NGD on 8 × 8 digits: the NGD paper in miniature",
     "Figures 1 and 2, in miniature",
     {
-        "smoke": runs.run_cells(_FEW, ["digits"], [_NET], 1, points=2, depth=10),
-        "cpu": runs.run_cells(_DIGITS, ["digits"], [_NET], 4, points=3, depth=40),
-        "paper": runs.run_cells(_LONG, ["digits"], [_NET], 10, points=10, depth=100),
+        "smoke": runs.run_cells(_FEW, [_NET], 1, points=2, depth=10),
+        "cpu": runs.run_cells(_DIGITS, [_NET], 4, points=3, depth=40),
+        "paper": runs.run_cells(_LONG, [_NET], 10, points=10, depth=100),
     },
     *(digits_run, digits_claims, digits_tables, digits_charts),
     [_MINIATURE, _TUNED],

@@ -242,12 +242,13 @@ def survival(groups: Mapping[str, Rows], claims: Sequence[Claim]) -> Table:
 def points_table(rows: Rows, title: str, name: Callable[[Row], str] = group_of) -> Table:
     """The means over seeds of what was measured, by group, place and optimiser."""
     columns = ("loss", "validation_loss", "llc_batch", "llc", "trace", "wbic")
-    lines = []
-    for group, part in by_group(rows, name).items():
-        for at in part.distinct("at"):
-            for optimizer, here in part.where(at=at).groups("optimizer"):
-                lines.append((group, at, optimizer.upper(), *kit.means(here, *columns)))
-    return kit.table(title, ("run", "where", "by", *(HEADINGS[name] for name in columns)), lines)
+    parts = {
+        (group, at, optimizer.upper()): here
+        for group, part in by_group(rows, name).items()
+        for at in part.distinct("at")
+        for optimizer, here in part.where(at=at).groups("optimizer")
+    }
+    return kit.means_table(title, "run | where | by", parts, {c: HEADINGS[c] for c in columns})
 
 
 def status_table(rows: Rows) -> Table:
@@ -271,7 +272,7 @@ def epoch_line(rows: Rows, columns: Sequence[str]) -> tuple[str, ...]:
 
 def curves(rows: Rows, x: str, column: str) -> tuple[Series, ...]:
     """The means of SGD and of NGD over seeds, over a column."""
-    return tuple(kit.curve(name, part, column, x) for name, part in by_optimizer(rows).items())
+    return kit.curves(by_optimizer(rows), column, x)
 
 
 def over_epochs(title: str, rows: Rows, column: str, words: str, source: str) -> Chart:
@@ -313,4 +314,4 @@ def ngd_experiment(
     """An experiment of the paper, its cells given for each scale; ``notes`` follow ASSUMED."""
     about, assumed = (name, title, kit.NGD, part), (*ASSUMED, *notes)
     plots = partial(_beside_plots, charts)
-    return kit.Experiment(*about, scales, list, run, claims, tables, plots, assumed, size, sizes)
+    return kit.Experiment(*about, scales, run, claims, tables, plots, assumed, size, sizes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +24,7 @@ from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.data.catalogue import data_digest, load, note_data
 from lambdahat.estimators._trace import trace
-from lambdahat.experiments.kit import Cell, Row
+from lambdahat.experiments.kit import Cell, Row, grid
 from lambdahat.models.convolutional import lenet5
 from lambdahat.models.perceptrons import mlp
 from lambdahat.operators.curvature import hessian
@@ -44,40 +44,21 @@ SIDE = 28  # pixels of LeNet-5's images
 POINTS = 100  # of a run that are kept, about
 
 
-@dataclass(frozen=True)
-class NgdSetting:
+def ngd_setting(data: str, training: int, held_out: int, epochs: int, **more: Any) -> Cell:
     """The settings that all runs of a cell share: data, training and the sampling of λ̂.
 
     α and ε are Eq. 7's. Each chain of λ̂ takes ``burn_in`` + ``draws`` steps of SGLD on batches of
     ``sampled_batch``: a chain that finds lower loss than the centre goes on falling, so that its
-    length must not differ between runs. A pilot finds the step size where it is not given. With
-    ``tol`` λ̂ is instead drawn by ``llc``'s own kernel until its standard error is this part of it
-    or ``max_gradients`` are spent, ``draws`` and ``burn_in`` being None; where a ``mode`` is named,
+    length must not differ between runs. A pilot finds the step size where it is None. With ``tol``
+    λ̂ is instead drawn by ``llc``'s own kernel until its standard error is this part of it or
+    ``max_gradients`` are spent, ``draws`` and ``burn_in`` being None; where a ``mode`` is named,
     nothing is chosen by timing. With ``rule`` λ̂ is also drawn at the γ that the library's rule
-    gives where SGD ended. A cell has these only where they are set.
+    gives where SGD ended.
     """
-
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    rate: float = 0.01
-    alpha: float = 0.1
-    epsilon: float = 1e-10
-    batch: int = 128
-    chains: int = 4
-    draws: int | None = 500
-    burn_in: int | None = 500
-    sampled_batch: int = 512
-    localization: float = 100.0
-    step_size: float | None = None
-    tol: float | None = None
-    max_gradients: int | None = None
-    rule: bool | None = None
-    mode: str | None = None
-
-
-OPTIONAL = ("tol", "max_gradients", "rule", "mode")  # that a cell lacks where they are None
+    samples = {"data": data, "training": training, "held_out": held_out, "epochs": epochs}
+    descent = {"rate": 0.01, "alpha": 0.1, "epsilon": 1e-10, "batch": 128}
+    chains = {"chains": 4, "draws": 500, "burn_in": 500, "sampled_batch": 512}
+    return {**samples, **descent, **chains, "localization": 100.0, "step_size": None, **more}
 
 
 @dataclass(frozen=True)
@@ -130,12 +111,16 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class NgdSubject:
-    """A cell's setting and seed, its training problem with the model, and the held-out data."""
+    """A cell, its training problem with the model, and the held-out data."""
 
-    setting: NgdSetting
-    seed: int
+    cell: Cell
     problem: Problem
     held_out: Problem
+
+    @property
+    def seed(self) -> int:
+        """The seed of the cell."""
+        return int(self.cell["seed"])
 
     def place(self, vector: Tensor) -> None:
         """Put the model at parameters (P,)."""
@@ -145,46 +130,31 @@ class NgdSubject:
                 self.problem.model.get_parameter(name).copy_(tensor)
 
 
-TINY = NgdSetting("digits", 200, 100, 12, 0.05, batch=50, chains=2, draws=10, burn_in=10)
-TINY = replace(TINY, sampled_batch=50, step_size=3e-4)
-SMALL = NgdSetting("mnist", 4096, 2000, 35, rate=0.05, chains=2, draws=150, burn_in=150)
-WHOLE = NgdSetting(
+TINY = ngd_setting("digits", 200, 100, 12, rate=0.05, batch=50, chains=2, draws=10, burn_in=10)
+TINY |= {"sampled_batch": 50, "step_size": 3e-4}
+SMALL = ngd_setting("mnist", 4096, 2000, 35, rate=0.05, chains=2, draws=150, burn_in=150)
+WHOLE = ngd_setting(
     "mnist", 60_000, 10_000, 60, draws=None, burn_in=None, tol=0.05, max_gradients=10_000
 )
 
 
-def run_cells(
-    setting: NgdSetting, data: Sequence[str], networks: Sequence[Net], seeds: int, **more: Any
-) -> list[Cell]:
-    """A cell for every data set, network and seed."""
-    shared = {k: v for k, v in asdict(setting).items() if v is not None or k not in OPTIONAL}
-    return [
-        {**shared, "data": name, "network": kind, "layers": layers, "width": width, "seed": seed}
-        | more
-        for name in data
-        for kind, layers, width in networks
-        for seed in range(seeds)
-    ]
-
-
-def setting_of(cell: Cell) -> NgdSetting:
-    """The setting in a cell's fields."""
-    names = NgdSetting.__dataclass_fields__
-    return NgdSetting(**{name: cell[name] for name in names if name in cell})
+def run_cells(setting: Cell, networks: Sequence[Net], seeds: int, **more: Any) -> list[Cell]:
+    """A cell for every network and seed."""
+    nets = [dict(zip(("network", "layers", "width"), net, strict=True)) for net in networks]
+    return [cell | more for cell in grid(setting, net=nets, seed=range(seeds))]
 
 
 def subject_of(cell: Cell, device: str) -> NgdSubject:
     """The network of a cell at its start, with images that the cell's seed drew."""
-    setting, seed = setting_of(cell), cell["seed"]
-    *parts, classes = load_images(setting.data, cell["network"])
+    *parts, classes = load_images(cell["data"], cell["network"])
     model = network(cell, math.prod(parts[0][0].shape[1:]), classes).to(device)
-    counts = {"training": setting.training, "held out": setting.held_out}
+    counts = {"training": cell["training"], "held out": cell["held_out"]}
     drawn = []
     for (x, y), (name, count) in zip(parts, counts.items(), strict=True):
-        rows = torch.randperm(len(y), generator=generator(seed, name))[:count]
+        rows = torch.randperm(len(y), generator=generator(cell["seed"], name))[:count]
         drawn.append((x[rows].to(device), y[rows].to(device)))
     problem = Problem(model, "cross_entropy", drawn[0], batch_size=10_000)
-    return NgdSubject(setting, seed, problem, problem.on(drawn[1]))
+    return NgdSubject(cell, problem, problem.on(drawn[1]))
 
 
 def load_images(data: str, network: str) -> tuple[Pair, Pair, int]:
@@ -228,28 +198,29 @@ def train_run(
 ) -> Way:
     """Train by "sgd" or "ngd" from ``start`` (the model's parameters as they are).
 
-    ``changes`` replace rate, alpha, epsilon or epochs of the setting. Runs of the same ``stage``
+    ``changes`` replace rate, alpha, epsilon or epochs of the cell. Runs of the same ``stage``
     see the same batches. Inside ``runs_from`` the run is taken from there.
     """
-    setting, problem = replace(subject.setting, **changes), subject.problem
+    cell, problem = {**subject.cell, **changes}, subject.problem
     if start is not None:
         subject.place(start)
     if _source is not None:
-        return _source(setting, subject.seed, optimizer, problem.vector, stage)
+        return _source(cell, optimizer, problem.vector, stage)
     assert problem.model is not None
     parameters = list(problem.model.parameters())
     if require_choice(optimizer, "optimizer", ("sgd", "ngd")) == "sgd":
-        rule: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=setting.rate)
+        rule: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=cell["rate"])
     else:
-        rule = NGD(parameters, lr=setting.rate, alpha=setting.alpha, epsilon=setting.epsilon)
-    steps = math.ceil(problem.num_samples / setting.batch)
-    total = steps * setting.epochs
+        rule = NGD(parameters, cell["rate"], alpha=cell["alpha"], epsilon=cell["epsilon"])
+    epochs, batch = cell["epochs"], cell["batch"]
+    steps = math.ceil(problem.num_samples / batch)
+    total = steps * epochs
     # a divisor, so that the end is a point
     every = next(k for k in range(max(total // POINTS, 1), total + 1) if total % k == 0)
     kept = Snapshots(every, steps)
     kept.measure(problem)
     seed = derived_seed(subject.seed, "order", stage)
-    run = fit(problem, rule, setting.epochs, batch_size=setting.batch, trackers=[kept], seed=seed)
+    run = fit(problem, rule, epochs, batch_size=batch, trackers=[kept], seed=seed)
     norms = tuple(float(row["update_norm"]) for row in run.epochs)
     return Way(optimizer, tuple(kept.points), norms, run.ended == "diverged")
 
@@ -286,7 +257,7 @@ def compare_ends(subject: NgdSubject, ways: Sequence[Way], labels: Sequence[Row]
     nβ = n/ln n, for λ̂ at different γ cannot be compared.
     """
     rows, gamma = [], None
-    if subject.setting.rule:
+    if subject.cell.get("rule"):
         problem = subject.problem.at(ways[0].end.vector.to(subject.problem.device))
         count = problem.num_samples
         gamma = default_localization(problem, count / math.log(count))[0]
@@ -321,16 +292,16 @@ def measure(
         "trace": float(whole),
         "trace_stderr": float(whole.stderr),
     }
-    setting = subject.setting
-    sampling: Row = {"chains": setting.chains, "localization": setting.localization}
-    sampling["batch_size"] = min(setting.sampled_batch, problem.num_samples)
-    if setting.tol is not None:
-        sampling |= {"tol": setting.tol, "max_gradients": setting.max_gradients}
-        sampling["mode"] = setting.mode or "auto"
+    cell = subject.cell
+    sampling: Row = {"chains": cell["chains"], "localization": cell["localization"]}
+    sampling["batch_size"] = min(cell["sampled_batch"], problem.num_samples)
+    if "tol" in cell:
+        sampling |= {name: cell[name] for name in ("tol", "max_gradients")}
+        sampling["mode"] = cell.get("mode", "auto")
     else:  # SGLD of fixed length, tuned in its step at most; timing modes would change the bits
         mode = "auto" if problem.device.type == "cuda" else "sequential"
-        sampling |= {"draws": setting.draws, "burn_in": setting.burn_in, "kernel": "sgld"}
-        sampling |= {"step_size": setting.step_size, "mode": mode}
+        sampling |= {name: cell[name] for name in ("draws", "burn_in", "step_size")}
+        sampling |= {"kernel": "sgld", "mode": mode}
     for column, nbeta in TEMPERATURES.items():
         row |= _coefficient(problem, subject, column, sampling | {"nbeta": nbeta})
         if gamma is not None:
@@ -369,15 +340,13 @@ def status_of(column: str) -> str:
     return f"{'llc' if name == 'wbic' else name}_status{column[len(name) :]}"
 
 
-RunSource = Callable[[NgdSetting, int, str, Tensor, str], Way]
+RunSource = Callable[[Cell, str, Tensor, str], Way]
 _source: RunSource | None = None
 
 
 @contextmanager
 def runs_from(source: RunSource) -> Iterator[None]:
-    """Let ``train_run`` take runs from ``source(setting, seed, optimizer, start, stage)``, and
-    train none.
-    """
+    """Let ``train_run`` take runs from ``source(cell, optimizer, start, stage)`` instead."""
     global _source
     before, _source = _source, source
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Size, Table
@@ -120,8 +119,10 @@ def charts(rows: Rows) -> Iterator[Chart]:
         yield Chart(title, axis, words, tuple(series), source=source)
 
 
-_FEW = replace(runs.SMALL, data="fashion-mnist", training=1024, epochs=400)
-_LONG = replace(runs.WHOLE, data="fashion-mnist", epochs=200)
+# few images for long, so that the validation loss rises again
+_TINY = runs.TINY | {"training": 100, "epochs": 20}
+_FEW = runs.SMALL | {"data": "fashion-mnist", "training": 1024, "epochs": 400}
+_LONG = runs.WHOLE | {"data": "fashion-mnist", "epochs": 200}
 
 _OVERFITTING_NOTES = kit.sentences(f"""
     The text does not say which network Figures 7 and 8 show, nor for how many epochs.
@@ -137,19 +138,14 @@ _OVERFITTING_NOTES = kit.sentences(f"""
 """)
 
 
-def _cells(setting: runs.NgdSetting, net: runs.Net, points: int, seeds: int) -> list[Cell]:
-    """Few images for long, so that the validation loss rises again; a cell for each seed."""
-    return runs.run_cells(setting, [setting.data], [net], seeds, points=points)
-
-
 OVERFITTING = ngd.ngd_experiment(
     "ngd-overfitting",
     "λ̂, Tr H and WBIC grow while a network overfits",
     "Figures 7 and 8",
     {
-        "smoke": _cells(replace(runs.TINY, training=100, epochs=20), ("ffnn", 1, 8), 2, 1),
-        "cpu": _cells(_FEW, ("ffnn", 1, 64), 8, 4),
-        "paper": _cells(_LONG, ("ffnn", 2, 256), 8, 5),
+        "smoke": runs.run_cells(_TINY, [("ffnn", 1, 8)], 1, points=2),
+        "cpu": runs.run_cells(_FEW, [("ffnn", 1, 64)], 4, points=8),
+        "paper": runs.run_cells(_LONG, [("ffnn", 2, 256)], 5, points=8),
     },
     *(run, claims, tables, charts),
     (ngd.SMALLER, *_OVERFITTING_NOTES),

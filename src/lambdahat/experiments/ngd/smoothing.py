@@ -82,10 +82,9 @@ def charts(rows: Rows) -> Iterator[Chart]:
     for sweep, (letter, figure) in SWEEPS.items():
         for column in ("llc_batch", "llc", "trace"):
             ends, equal = (rows.where(sweep=sweep, at=at) for at in ("end", "equal loss"))
-            series = tuple(
-                kit.curve(f"NGD at {words}", part.where(optimizer="ngd"), column, "value")
-                for part, words in ((ends, "the end"), (equal, "equal loss"))
-            )
+            both = {"NGD at the end": ends, "NGD at equal loss": equal}
+            natural = {words: part.where(optimizer="ngd") for words, part in both.items()}
+            series = kit.curves(natural, column, "value")
             level = kit.over_seeds(ends.where(optimizer="sgd"), column).value
             title, axes = f"{ngd.TITLES[column]} against {letter}", (letter, ngd.QUANTITIES[column])
             source, lines = "" if column == "trace" else figure, (("SGD at the end", level),)
@@ -93,14 +92,10 @@ def charts(rows: Rows) -> Iterator[Chart]:
 
 
 def _cells(
-    setting: runs.NgdSetting,
-    net: runs.Net,
-    alphas: tuple[float, ...],
-    epsilons: tuple[float, ...],
-    seeds: int,
+    setting: Cell, net: runs.Net, alphas: tuple[float, ...], epsilons: tuple[float, ...], seeds: int
 ) -> list[Cell]:
     """Sweep × seed; the runs of a cell share their SGD and are compared at one loss."""
-    base = runs.run_cells(setting, [setting.data], [net], seeds)
+    base = runs.run_cells(setting, [net], seeds)
     values = zip(SWEEPS, (alphas, epsilons), strict=True)
     return [{**cell, "sweep": name, "values": [*each]} for name, each in values for cell in base]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -199,16 +198,16 @@ def _end_of(rows: Rows) -> Rows:
 def tables(rows: Rows) -> Iterator[Table]:
     """The split and the end of every branch, and the statuses of λ̂."""
     columns = ("loss", "validation_loss", "llc_batch", "llc", "trace", "update_norm")
-    lines = []
+    parts = {}
     groups = ngd.by_group(rows, lambda row: f"{row['figure']}: {ngd.group_of(row)}")
     for figure, group in groups.items():
         for branch, part in group.groups("branch"):
-            end = _end_of(part.where(at=["before", "split", "on the way"]))
-            for at, here in (("end", end), ("equal loss", part.where(at="equal loss"))):
-                if len(here):
-                    lines.append((figure, branch, at, *kit.means(here, *columns)))
-    header = ("figure", "branch", "where", *(ngd.HEADINGS[column] for column in columns))
-    yield kit.table("From SGD to NGD, mean ± standard error over seeds", header, lines)
+            parts[figure, branch, "end"] = _end_of(part.where(at=["before", "split", "on the way"]))
+            parts[figure, branch, "equal loss"] = part.where(at="equal loss")
+    there = {place: part for place, part in parts.items() if len(part)}
+    title = "From SGD to NGD, mean ± standard error over seeds"
+    named = {column: ngd.HEADINGS[column] for column in columns}
+    yield kit.means_table(title, "figure | branch | where", there, named)
     yield ngd.status_table(rows)
 
 
@@ -220,30 +219,24 @@ def charts(rows: Rows) -> Iterator[Chart]:
         split, way = part.where(branch="split"), part.where(at="on the way")
         branches = [name for name in part.distinct("branch") if name not in ("before", "split")]
         for column in ("llc_batch", "llc", "update_norm", "validation_loss"):
-            series = tuple(
-                kit.curve(branch, Rows([*split, *way.where(branch=branch)]), column)
-                for branch in branches
-            )
+            parts = {name: Rows([*split, *way.where(branch=name)]) for name in branches}
+            series = kit.curves(parts, column)
             title = f"{ngd.TITLES[column]} after the split, {figure}"
             axes = "epoch after the split", names[column]
             yield Chart(title, *axes, series, source=figure)
 
 
 def _cells(
-    setting: runs.NgdSetting,
-    data: dict[str, str],
-    net: runs.Net,
-    slow: float,
-    seeds: int,
-    **more: Any,
+    setting: Cell, data: dict[str, str], net: runs.Net, slow: float, seeds: int, **more: Any
 ) -> list[Cell]:
     """Figure × seed; the branches of a split are one cell. SGD comes to the split at ``slow``
     (Figures 5 and 6) or at the setting's rate (Figure 4).
     """
     cells = []
     for figure, name in data.items():
-        chosen = replace(setting, rate=slow) if figure == "5 and 6" else setting
-        cells += runs.run_cells(chosen, [name], [net], seeds, figure=figure, **more)
+        rate = {"rate": slow} if figure == "5 and 6" else {}
+        chosen = setting | {"data": name} | rate
+        cells += runs.run_cells(chosen, [net], seeds, figure=figure, **more)
     return cells
 
 
@@ -254,8 +247,8 @@ _LOG_RATIOS = (
 _SHALLOW, _SMALL_NET, _NET = ("ffnn", 1, 8), ("ffnn", 2, 64), ("ffnn", 2, 256)
 _BOTH = {"4": "fashion-mnist", "5 and 6": "mnist"}
 _TINY_BOTH = {"4": "digits", "5 and 6": "digits"}
-_SHORT, _SHORTER = replace(runs.WHOLE, epochs=30), replace(runs.WHOLE, epochs=20)
-_FEW_DRAWS = replace(runs.SMALL, draws=100, burn_in=100)
+_SHORT, _SHORTER = runs.WHOLE | {"epochs": 30}, runs.WHOLE | {"epochs": 20}
+_FEW_DRAWS = runs.SMALL | {"draws": 100, "burn_in": 100}
 
 _SWITCH_NOTES = kit.sentences(f"""
     Figures 5 and 6 at cpu scale split from SGD at 5·10⁻⁴ in place of 10⁻⁴.
@@ -301,13 +294,7 @@ _SWITCH_LATE_NOTES = kit.sentences(f"""
 
 
 def _late_cells(
-    setting: runs.NgdSetting,
-    data: str,
-    net: runs.Net,
-    slow: float,
-    seeds: int,
-    before: int,
-    approach: int,
+    setting: Cell, data: str, net: runs.Net, slow: float, seeds: int, before: int, approach: int
 ) -> list[Cell]:
     """``approach`` epochs of SGD at 0.01, then ``before`` at ``slow``, then the branches."""
     more = {"before": before, "points": 2, "quick": 0.01, "approach": approach}

@@ -10,7 +10,6 @@ training loss.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from lambdahat.experiments import kit
 from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Size, Table
@@ -19,7 +18,7 @@ from lambdahat.experiments.ngd.ngd_runs import (
     SMALL,
     TINY,
     WHOLE,
-    NgdSetting,
+    Net,
     compare_ends,
     run_cells,
     subject_of,
@@ -85,19 +84,22 @@ def width_charts(rows: Rows) -> Iterator[Chart]:
 
 
 def _both_kinds(
-    ffnn: NgdSetting, lenet5: NgdSetting, data: list[str], layers: int, width: int, *seeds: int
+    ffnn: Cell, lenet5: Cell, data: list[str], layers: int, width: int, *seeds: int
 ) -> list[Cell]:
     """Data set × network × seed; LeNet-5, whose gradients cost more, has a setting of its own."""
-    return [
-        *run_cells(ffnn, data, [("ffnn", layers, width)], seeds[0]),
-        *run_cells(lenet5, data, [("lenet5", 0, 0)], seeds[1]),
-    ]
+    cells = []
+    nets: tuple[Net, ...] = ("ffnn", layers, width), ("lenet5", 0, 0)
+    for setting, net, count in zip((ffnn, lenet5), nets, seeds, strict=True):
+        for name in data:
+            cells += run_cells(setting | {"data": name}, [net], count)
+    return cells
 
 
-_TINY_LENET = replace(TINY, training=64, held_out=50, epochs=4, batch=32, draws=8, burn_in=0)
-_TINY_LENET = replace(_TINY_LENET, sampled_batch=8, step_size=1e-4)
-_SMALL_LENET = replace(SMALL, training=1024, epochs=80, draws=80, burn_in=80, sampled_batch=128)
-_WITH_RULE, _WHOLE_LENET = replace(WHOLE, rule=True), replace(WHOLE, max_gradients=4000)
+_TINY_LENET = TINY | {"training": 64, "held_out": 50, "epochs": 4, "batch": 32}
+_TINY_LENET |= {"draws": 8, "burn_in": 0, "sampled_batch": 8, "step_size": 1e-4}
+_SMALL_LENET = SMALL | {"training": 1024, "epochs": 80, "sampled_batch": 128}
+_SMALL_LENET |= {"draws": 80, "burn_in": 80}
+_WITH_RULE, _WHOLE_LENET = WHOLE | {"rule": True}, WHOLE | {"max_gradients": 4000}
 _SIZES = (Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01"))
 _BOTH = ["mnist", "fashion-mnist"]
 
@@ -126,10 +128,10 @@ VS_SGD = ngd.ngd_experiment(
 )
 
 
-def _widths(setting: NgdSetting, widths: tuple[int, ...], seeds: int) -> list[Cell]:
+def _widths(setting: Cell, widths: tuple[int, ...], seeds: int) -> list[Cell]:
     """Layers × width × seed, at the α under Figure 1."""
     nets = [("ffnn", layers, width) for layers in HIDDEN for width in widths]
-    return run_cells(replace(setting, alpha=0.01), [setting.data], nets, seeds)
+    return run_cells(setting | {"alpha": 0.01}, nets, seeds)
 
 
 _WIDTHS_NOTES = kit.sentences("""

@@ -184,7 +184,7 @@ EXPERIMENT = kit.Experiment(
     kit.REGULARIZATION,
     "§§3.3–3.7, Theorem 1, Lemmas 1–3",
     {"smoke": cells(3, 20), "cpu": cells(10, 400), "paper": cells(50, 2000)},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         Gaussian noise of known σ = 0.5; inputs of standard deviations 1 to 0.1. λ = 1, as in Eq.
           3.5.

@@ -120,7 +120,7 @@ EXPERIMENT = kit.Experiment(
         "cpu": cells("mnist", 2000, epochs=40, seeds=5, products=15_000),
         "paper": cells("mnist", 30_596, epochs=50, seeds=10),
     },
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         The network of 100, 10 and 5 units has ReLU activations and biases, and is trained by SGD
           (rate 0.1, batches of 64).

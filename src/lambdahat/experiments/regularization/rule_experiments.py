@@ -31,12 +31,11 @@ from lambdahat.experiments.regularization.learning_rules import (
 from lambdahat.experiments.regularization.rule_runs import (
     MoreSeeds,
     Pair,
-    RulesScale,
     RuleTask,
-    cells_of,
     logistic,
     quadratic,
     right,
+    rule_cells,
     run_rules,
 )
 from lambdahat.models.initial import initialize
@@ -201,11 +200,11 @@ DEVIATION = (
 )
 
 
-def _scale(data: str, training: int, test: int, batch: int, seeds: int, **more: Any) -> RulesScale:
-    """A scale of XOR or XORD, whose rules and dropout train in three groups."""
+def _small(data: str, training: int, test: int, batch: int, seeds: int, **more: Any) -> list[Cell]:
+    """Cells of XOR or XORD, whose rules and dropout train in three groups."""
     more = {"eigenvalues": 3, "groups": (RULES, (DROPOUT,), ABSOLUTE), **more}
     together = min(seeds, 20)
-    return RulesScale(data, training, test, batch=batch, seeds=seeds, together=together, **more)
+    return rule_cells(data, training, test, batch=batch, seeds=seeds, together=together, **more)
 
 
 def _experiment(
@@ -213,7 +212,7 @@ def _experiment(
     task: RuleTask,
     title: str,
     part: str,
-    scales: dict[str, RulesScale],
+    scales: dict[str, list[Cell]],
     assumptions: tuple[str, ...],
     size: str,
     samples: int = 0,
@@ -224,7 +223,6 @@ def _experiment(
         kit.REGULARIZATION,
         part,
         scales,
-        cells_of,
         partial(run_rules, task),
         partial(rule_claims.claims_of, task.name),
         partial(rule_claims.tables_of, task.name),
@@ -239,7 +237,7 @@ def _experiment(
 XOR_TASK = RuleTask(
     "xor", 400, partial(_network, "xor", xor_network), _points, logistic, right, depth=100
 )
-_xor = partial(_scale, "xor", 4, 0, 4, epochs=400, width=64)
+_xor = partial(_small, "xor", 4, 0, 4, epochs=400, width=64)
 _XOR_NOTES = sentences("""
     64 hidden units, whose norms under SGD come near the printed ones in both regimes.
     The networks have biases: a tanh network without them is odd and cannot learn XOR.
@@ -269,7 +267,7 @@ XOR = _experiment(
 XORD_TASK = RuleTask(
     "xord", 1000, partial(_network, "xord", xord_network), _detections, quadratic, _errors, depth=40
 )
-_xord = partial(_scale, "xord", 12, 10, 3, epochs=1000, width=32)
+_xord = partial(_small, "xord", 12, 10, 3, epochs=1000, width=32)
 _XORD_NOTES = sentences("""
     32 filters with biases: the largest power of 2 at which SGD is stable at the printed rates (64
       diverge).
@@ -295,7 +293,7 @@ XORD = _experiment(
 )
 
 MNIST_TASK = RuleTask("mnist", 400, partial(_perceptron, "mnist"), _images, logistic, right)
-_few = partial(RulesScale, eigenvalues=2, points=2)  # smoke scale: little of everything
+_few = partial(rule_cells, eigenvalues=2, points=2)  # smoke scale: little of everything
 _MNIST_NOTES = sentences("""
     Batches of 64: 280 epochs of 938 steps at λ = 1e-5 take SGD Large's 4,160.49 to 301.0 (printed:
       301.13).
@@ -313,10 +311,10 @@ MNIST = _experiment(
     "§§5.4 and 5.7, Tables 5.1 and 5.2, Figures 5.17–5.22, 5.36 and 5.39",
     {
         "smoke": _few("digits", 100, 100, 8, 4, 50, 2, 2, gain=27.0, steep=8.0, stretch=2000.0),
-        "cpu": RulesScale(
+        "cpu": rule_cells(
             "mnist", 2000, 2000, 64, 96, 64, 5, 5, gain=27.0, steep=8.0, stretch=122.0
         ),
-        "paper": RulesScale(
+        "paper": rule_cells(
             *("mnist", 60_000, 10_000, 1720, 60, 64, 3, 3),
             curvature=10_000,
             precision="tf32",
@@ -339,7 +337,7 @@ _SYNTHETIC_NOTES = sentences(f"""
       network that predicts the mean.
     Errors are mean squared errors; every seed draws its own data.
 """)
-_synthetic = partial(RulesScale, "synthetic", 1600, 400, 200, curvature=1600)
+_synthetic = partial(rule_cells, "synthetic", 1600, 400, 200, curvature=1600)
 SYNTHETIC = _experiment(
     "rules-synthetic",
     SYNTHETIC_TASK,
@@ -373,10 +371,15 @@ CIFAR = _experiment(
     "§§5.6 and 5.7, Tables 5.1 and 5.2, Figures 5.29–5.34, 5.38 and 5.39",
     {
         "smoke": _few("digits", 50, 50, 16, 2, 50, 2, 2, stretch=10_000.0),
-        "cpu": RulesScale(
-            "cifar10", 600, 1000, 64, 240, 20, 3, 3, 5.0, 5.0, 20.8, shrink=2, curvature=600
+        "cpu": rule_cells(
+            *("cifar10", 600, 1000, 64, 240, 20, 3, 3),
+            gain=5.0,
+            steep=5.0,
+            stretch=20.8,
+            shrink=2,
+            curvature=600,
         ),
-        "paper": RulesScale("cifar10", 50_000, 10_000, 1024, 600, 200, 3, 1, curvature=5000),
+        "paper": rule_cells("cifar10", 50_000, 10_000, 1024, 600, 200, 3, 1, curvature=5000),
     },
     (*_CIFAR_NOTES, SHORT, *SILENT),
     "CIFAR-10, 50,000 training and 10,000 test images, 10",

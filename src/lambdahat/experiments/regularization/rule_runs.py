@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -247,33 +248,6 @@ class MoreSeeds:
 
 
 @dataclass(frozen=True)
-class RulesScale:
-    """One scale. ``gain`` and ``stretch`` adapt Table 4.2 to another width and a shorter run
-    (``RuleRates.scaled``); ``steep`` is the gain of ReLU from the large regime, where gradients
-    grow with the weights and units die.
-    """
-
-    data: str
-    training: int
-    test: int
-    width: int
-    epochs: int
-    batch: int
-    seeds: int
-    together: int  # seeds in a cell
-    gain: float = 1.0
-    steep: float = 1.0
-    stretch: float = 1.0
-    shrink: int = 1  # squares of so many pixels along a side become one
-    eigenvalues: int = 10
-    curvature: int = 2000  # training samples whose loss the eigenvalues are of
-    points: int = 20  # of a curve
-    precision: str = "float32"  # of matrix products in training; "tf32" rounds their factors
-    groups: tuple[tuple[str, ...], ...] = (FLAT, CURVED, ABSOLUTE)  # rules trained together
-    more: tuple[MoreSeeds, ...] = ()
-
-
-@dataclass(frozen=True)
 class RuleTask:
     """A data set with its network: ``network(cell, regime, dropout, seed)``, ``data(cell)`` of its
     seeds, and losses.
@@ -292,23 +266,48 @@ class RuleTask:
     depth: int = 20
 
 
-def cells_of(config: RulesScale) -> list[Cell]:
-    """Activations × groups of rules × groups of seeds, and then the seeds that some need more."""
-    apart = ("seeds", "together", "groups", "more")
-    fields = {name: value for name, value in asdict(config).items() if name not in apart}
-    if config.precision == "float32":
-        del fields["precision"]  # stored cells lack it
+# what cells have beside their data. ``gain`` and ``stretch`` adapt Table 4.2 to another width and
+# a shorter run (``RuleRates.scale_rates``); ``steep`` is the gain of ReLU from the large regime,
+# where gradients grow with the weights and units die
+DEFAULTS: Cell = {
+    **{"gain": 1.0, "steep": 1.0, "stretch": 1.0},
+    "shrink": 1,  # squares of so many pixels along a side become one
+    "eigenvalues": 10,
+    "curvature": 2000,  # training samples whose loss the eigenvalues are of
+    "points": 20,  # of a curve
+}
+
+
+def rule_cells(
+    data: str,
+    training: int,
+    test: int,
+    width: int,
+    epochs: int,
+    batch: int,
+    seeds: int,
+    together: int,
+    groups: Iterable[Sequence[str]] = (FLAT, CURVED, ABSOLUTE),
+    more: Iterable[MoreSeeds] = (),
+    **settings: Any,
+) -> list[Cell]:
+    """Activations × groups of rules × groups of seeds, and then the seeds that some need more.
+
+    The rules of a group train ``together``, and so many seeds of them. ``settings`` replace those
+    of ``DEFAULTS``, or are the "precision" of matrix products in training: "tf32" rounds factors.
+    """
+    samples = {"data": data, "training": training, "test": test}
+    fields = {**samples, "width": width, "epochs": epochs, "batch": batch, **DEFAULTS, **settings}
     cells: list[Cell] = [
         {"activation": activation, "rules": list(rules), "seeds": part, **fields}
         for activation in ("tanh", "relu")
-        for rules in config.groups
-        for part in _parts(0, config.seeds, config.together)
+        for rules in groups
+        for part in _parts(0, seeds, together)
     ]
-    for more in config.more:
-        own = {"activation": more.activation, "rules": list(more.rules)}
-        own |= fields | ({} if more.whole else {"eigenvalues": 0})
-        parts = _parts(config.seeds, more.seeds, more.together)
-        cells += [{**own, "seeds": part} for part in parts]
+    for extra in more:
+        own = {"activation": extra.activation, "rules": list(extra.rules)}
+        own |= fields | ({} if extra.whole else {"eigenvalues": 0})
+        cells += [{**own, "seeds": part} for part in _parts(seeds, extra.seeds, extra.together)]
     return cells
 
 

@@ -141,7 +141,7 @@ EXPERIMENT = kit.Experiment(
     kit.REGULARIZATION,
     "§1, Figure 1.1",
     {"smoke": cells(9), "cpu": cells(17), "paper": cells(33)},
-    *(list, run, claims, tables, charts),
+    *(run, claims, tables, charts),
     kit.sentences("""
         f(x) = θ₂σ(θ₁x), σ the identity or tanh: Figure 1.2 names none; the teacher has θ = (1, 1).
         Metric's step is −Hθ with the Hessian of the loss as it is.

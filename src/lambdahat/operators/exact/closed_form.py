@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from lambdahat._core.device import pull_back
 from lambdahat._core.progress import report
-from lambdahat._core.pullback import pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators import linearise
 from lambdahat.operators.exact import layer_squares, validity

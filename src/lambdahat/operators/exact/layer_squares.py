@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 
-from lambdahat._core.pullback import Pullback
+from lambdahat._core.device import Pullback
 from lambdahat.operators.linearise import CONVOLUTIONS, Leaves, kind_of, nodes_below, windows
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from lambdahat._core.pullback import pull_back
+from lambdahat._core.device import pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators.exact import layer_squares, validity
 from lambdahat.operators.exact.layer_squares import (

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lambdahat._core.device import OperationWatch
-from lambdahat._core.pullback import pull_back
+from lambdahat._core.device import OperationWatch, pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators import linearise
 from lambdahat.operators.exact.layer_squares import (

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from lambdahat._core.check import describe, message, require, require_count, require_positive
+from lambdahat._core.device import beside, side_stream
 from lambdahat.operators.linearise import repeated
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
@@ -28,6 +29,7 @@ TRACE_AFTER = 1000  # calls; tracing takes about a second when it is the first i
 LossAndGradient = tuple[Tensor, Tensor]
 Observable = Callable[[Tensor], Tensor | float]
 Readings = dict[str, Tensor]
+ROOM = 512  # steps whose traces are kept on the device before they are read
 TRACES = ("loss", "centre", "distance", "acceptance")
 FORCES, STEPS, TRAJECTORIES = ("force", "virial"), ("work", "heat"), ("recycled", "spread")
 
@@ -509,3 +511,91 @@ def _values(name: str, observable: Observable, positions: Tensor) -> Tensor:
         expected = "return a number or a tensor, of one shape"
         text = message(f"observable {name!r}", expected, describe(values[0]))
         raise TypeError(text) from error
+
+
+class GraphRunner(Runner):
+    """A runner whose steps replay one captured step; traces are written on the device."""
+
+    def __init__(
+        self,
+        setup: ChainSetup,
+        kernel: Kernel,
+        chains: Sequence[int],
+        gradients: Together | OneByOne,
+    ) -> None:
+        super().__init__(setup, kernel, chains, gradients)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._room = max(ROOM, self.plan.thin)
+        shape = (len(self.traces), len(self.chains), self._room)
+        self._traces = torch.zeros(shape, dtype=torch.float64, device=self.problem.device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=self.problem.device)
+        self._capture()
+
+    def retune(self, kernel: Kernel) -> None:
+        super().retune(kernel)
+        self._capture()
+
+    def restart(self, chains: Sequence[int] | None = None) -> None:
+        super().restart(chains)
+        self._capture()
+
+    def resize(self, batch_size: int, accumulate: int) -> None:
+        super().resize(batch_size, accumulate)
+        self._capture()
+
+    def skip(self, steps: int) -> None:
+        for start in range(0, steps, self._room):
+            self._replay(min(self._room, steps - start))
+
+    def advance(self, draws: int, observe: bool = True) -> Readings:
+        parts, thin = [], self.plan.thin
+        while draws > 0:
+            now = min(draws, self._room // thin)
+            self._replay(now * thin)
+            parts.append(self._traces[:, :, thin - 1 : now * thin : thin].cpu())
+            draws -= now
+        return dict(zip(self.traces, torch.cat(parts, dim=2), strict=True))
+
+    def _replay(self, steps: int) -> None:
+        """Take steps, whose traces are written from the beginning."""
+        assert self._graph is not None
+        self._place.zero_()
+        for _ in range(steps):
+            self._graph.replay()
+        self.gradients_spent += steps
+        self.state.steps += steps
+
+    def _step_into_traces(self) -> None:
+        values = torch.stack([value.double() for value in self._step()])
+        self._traces.index_copy_(2, self._place, values.unsqueeze(2))
+        self._place.add_(1)
+
+    @repeated()
+    def _capture(self) -> None:
+        """Capture one step; state, traces and random numbers stay as they were."""
+        before = [tensor.clone() for tensor in self._tensors()]
+        streams = self.rng.generators + ([] if self.source is None else self.source.generators)
+        marks = [stream.get_state() for stream in streams]
+        spent, steps = self.gradients_spent, self.state.steps
+        self._place.zero_()
+        self._graph = None  # and its memory, before the next takes as much
+        side = side_stream(self.problem.device)
+        with beside(self.problem.device, side):
+            for _ in range(3):
+                self._step_into_traces()
+        fresh = self._tensors()[len(before) :]  # what the kernel made at its first step
+        self._graph = torch.cuda.CUDAGraph()
+        for stream in streams:
+            self._graph.register_generator_state(stream)
+        with torch.cuda.graph(self._graph, stream=side):
+            self._step_into_traces()
+        for tensor, value in zip(self._tensors(), before, strict=False):
+            tensor.copy_(value)
+        for tensor in fresh:
+            tensor.zero_()
+        for stream, mark in zip(streams, marks, strict=True):
+            stream.set_state(mark)
+        self.gradients_spent, self.state.steps = spent, steps
+
+    def _tensors(self) -> list[Tensor]:
+        return [self.state.position, self.bounded, *self.state.memory.values()]

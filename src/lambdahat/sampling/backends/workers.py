@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -81,50 +82,27 @@ class ForkedRunner:
             self._pipes.append(ours)
             self._children.append(child)
 
-    @property
-    def positions(self) -> Tensor:
-        return torch.cat(self._all("positions"))[self._order]
+    def __getattr__(self, name: str) -> Any:
+        """What the runners have by this name; a method is called in all of them."""
+        if name.startswith("_"):  # of their own alone
+            raise AttributeError(name)
+        if callable(getattr(Runner, name, None)):
+            return partial(self._joined, name)
+        return self._joined(name)
+
+    def _joined(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Rows in the order of the chains; a number, the same in all processes, once."""
+        parts = self._all(name, *arguments, **options)
+        if isinstance(parts[0], dict):
+            return {key: torch.cat([part[key] for part in parts])[self._order] for key in parts[0]}
+        return torch.cat(parts)[self._order] if isinstance(parts[0], Tensor) else parts[0]
 
     def gather(self, rows: Tensor) -> Tensor:
         return rows
 
-    @property
-    def gradients_spent(self) -> int:
-        return int(self._all("gradients_spent")[0])
-
-    @property
-    def steps(self) -> int:
-        return int(self._all("steps")[0])
-
-    @property
-    def batch_size(self) -> int:
-        return int(self._all("batch_size")[0])
-
-    @property
-    def bounded(self) -> Tensor:
-        return torch.cat(self._all("bounded"))[self._order]
-
-    def resize(self, batch_size: int, accumulate: int) -> None:
-        self._all("resize", batch_size, accumulate)
-
-    def skip(self, steps: int) -> None:
-        self._all("skip", steps)
-
-    def advance(self, draws: int, observe: bool = True) -> Readings:
-        return self._collect("advance", draws, observe)
-
-    def noise(self, batches: int) -> Readings:
-        return self._collect("noise", batches)
-
-    def forces(self) -> Readings:
-        return self._collect("forces")
-
     def retune(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self._all("retune", kernel)
-
-    def restart(self, chains: Sequence[int] | None = None) -> None:
-        self._all("restart", chains)
 
     def close(self) -> None:
         """End the worker processes."""
@@ -140,16 +118,11 @@ class ForkedRunner:
     def __del__(self) -> None:
         self.close()
 
-    def _collect(self, name: str, *arguments: Any) -> Readings:
-        """The readings of all processes, joined in the order of the chains."""
-        parts = self._all(name, *arguments)
-        return {name: torch.cat([part[name] for part in parts])[self._order] for name in parts[0]}
-
-    def _all(self, name: str, *arguments: Any) -> list[Any]:
+    def _all(self, name: str, *arguments: Any, **options: Any) -> list[Any]:
         """Ask every process, then collect, so that they work at the same time."""
         try:
             for pipe in self._pipes:
-                pipe.send((name, arguments))
+                pipe.send((name, arguments, options))
             replies = [pipe.recv() for pipe in self._pipes]
         except (EOFError, OSError) as error:
             for child in self._children:
@@ -177,12 +150,12 @@ def _serve(
     runner: Runner | None = None
     with suppress(EOFError, OSError):
         while True:
-            name, arguments = pipe.recv()
+            name, arguments, options = pipe.recv()
             try:
                 if runner is None:
                     runner = Runner(setup, kernel, chains, OneByOne(setup.problem))
                 member = getattr(runner, name)
-                answer = True, member(*arguments) if callable(member) else member
+                answer = True, member(*arguments, **options) if callable(member) else member
             except Exception:
                 answer = False, traceback.format_exc(limit=-3)
             pipe.send(answer)

@@ -221,6 +221,11 @@ class Kernel(ABC):
     frozen: ClassVar[Mapping[str, Any]] = {}
     """Settings with which nothing adapts while the kernel draws."""
 
+    is_unadjusted_mala: ClassVar[bool] = False
+    """Whether steps are those of MALA without the accept–reject step, so that an acceptance rate
+    can be estimated.
+    """
+
     held: ClassVar[int] = 3
     """Vectors (P,) of a chain that a plain step has at once: position, gradient, a buffer, and
     the kernel's own.
@@ -309,13 +314,6 @@ class Kernel(ABC):
         if self.inertial:
             return 2 / degree * step / (4 * self.damping) * trace * share
         return 2 / degree * step**2 / 8 * trace * share
-
-    @property
-    def is_unadjusted_mala(self) -> bool:
-        """Whether steps are those of MALA without the accept–reject step, so that an acceptance
-        rate can be estimated.
-        """
-        return False
 
     @abstractmethod
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:

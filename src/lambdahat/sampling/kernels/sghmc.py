@@ -42,7 +42,7 @@ class SGHMC(Kernel):
         return -math.log1p(-self.friction) / self.time_step
 
     @property
-    def is_unadjusted_mala(self) -> bool:
+    def is_unadjusted_mala(self) -> bool:  # type: ignore[override]
         return self.friction == 1
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:

@@ -15,10 +15,7 @@ class SGLD(Kernel):
     """Stochastic gradient Langevin dynamics (Welling and Teh 2011): w ← w − (ε/2)·∇U + √ε·ξ."""
 
     bias_formula: ClassVar[str] = "steps"
-
-    @property
-    def is_unadjusted_mala(self) -> bool:
-        return True
+    is_unadjusted_mala: ClassVar[bool] = True
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         push, factor, info = self.observe(state, evaluate)

@@ -14,8 +14,14 @@ from lambdahat._core.check import require
 from lambdahat._core.progress import report
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.sampling._sample import Collector, SamplingRequest, SamplingRun, in_pieces
-from lambdahat.sampling.backends import AnyRunner, make_runner
+from lambdahat.sampling._sample import (
+    AnyRunner,
+    Collector,
+    SamplingRequest,
+    SamplingRun,
+    in_pieces,
+    make_runner,
+)
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Readings
 from lambdahat.sampling.diagnostics import RHAT, read
 from lambdahat.sampling.kernels import HMC

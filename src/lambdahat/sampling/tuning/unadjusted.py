@@ -32,12 +32,14 @@ from lambdahat.problem import Problem
 from lambdahat.results import Array, Chains, Estimate
 from lambdahat.sampling._sample import (
     LEAST_EFFORT,
+    SMALL,
+    AnyRunner,
     Collector,
     SamplingRequest,
     SamplingRun,
     in_pieces,
+    make_runner,
 )
-from lambdahat.sampling.backends import SMALL, AnyRunner, make_runner
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Readings
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, LARGE, default_batch
 from lambdahat.sampling.diagnostics import (
@@ -241,7 +243,8 @@ class StepPilot:
     @cached_property
     def _subsample(self) -> Problem:
         """The problem on the samples on which curvatures along the way are measured."""
-        problem, few, at_once = self.problem.alone(), POWER_SAMPLES, POWER_SAMPLES
+        problem = self.runner.setup.problem  # each rank looks at its own chains
+        few = at_once = POWER_SAMPLES
         if problem.num_parameters > LARGE:
             # A product of all 1,024 samples would cost more than the steps between two of them.
             few, at_once = min(few, 2 * self.runner.batch_size), default_batch(problem)
