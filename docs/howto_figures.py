@@ -73,7 +73,7 @@ def overview() -> Any:
 
 def compared() -> Any:
     """Two checkpoints as a forest plot."""
-    return lh.plot(names_of("compare-checkpoints.md")["found"])
+    return lh.plot(names_of("compare-checkpoints.md")["comparison"])
 
 
 def sharpness() -> Any:
@@ -106,4 +106,4 @@ def stable_rate() -> Any:
 
 def transformer() -> Any:
     """λ̂ of the page's transformer with its band."""
-    return draw(running_mean(names_of("transformer-coefficient.md")["found"]))
+    return draw(running_mean(names_of("transformer-coefficient.md")["estimate"]))

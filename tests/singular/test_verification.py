@@ -88,7 +88,11 @@ def test_a_case_has_the_same_seed_whatever_runs_beside_it(calls):
         (a_row(math.nan, math.nan), "fails"),
         (a_row(1.0, 0.0), "agrees"),
         (a_row(1.001, 0.0), "fails"),
-        (a_row(0.0, 0.0, 0.0), "fails"),  # no relative error of 0
+        (a_row(0.0, 0.0, 0.0), "agrees"),
+        (a_row(0.195, 0.016, 0.164), "agrees"),  # off by 19 % of a λ below 1
+        (a_row(0.324, 0.5, 0.164), "fails"),
+        (a_row(5.7, 0.5, 5.0), "agrees"),
+        (a_row(5.8, 0.5, 5.0), "fails"),  # 0.8 is more than 15 % of a λ above 1
     ],
 )
 def test_verdicts(row, verdict):

@@ -21,7 +21,7 @@ HEADER = ("case", "λ̂ ± error", "nβ", "γ", "exact", "n → ∞", "off by", 
 NOTE = (
     "exact: λ̂ at the same nβ and γ; off by: in standard errors, and relative. A case agrees if its"
     " 95 % interval\ncontains the exact value, is near if the 99.9 % interval does, and fails"
-    " beyond, or if it is off by more than 15 %."
+    " beyond, or if it is off by more than 15 % (0.15 where λ < 1)."
 )
 
 

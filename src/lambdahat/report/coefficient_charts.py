@@ -428,6 +428,8 @@ def _(verification: Verification) -> list[Chart]:
     count = f"{verification.covered} of {len(rows)} intervals contain the exact value"
     median, worst = f"{verification.median_error:.1%}", f"{verification.worst_error:.1%}"
     caption = f"{count}; median error {median}, largest {worst}."
+    if any(float(row.truth) < 1 for row in rows):
+        caption += f" Where λ < 1, an error of {TOLERANCE:g} is tolerated, beyond the band."
     tolerated = (f"± {100 * TOLERANCE:.0f} %", -100 * TOLERANCE, 100 * TOLERANCE)
     look = {"lines": (("", 0.0),), "bands": (tolerated,), "y_range": (-1.2 * reach, 1.2 * reach)}
     look |= {"x_names": tuple(row.case for row in rows), "horizontal": True, "caption": caption}

@@ -23,7 +23,7 @@ from lambdahat.results import Estimate, Result, student_quantile
 from lambdahat.sampling.diagnostics import combined_degrees
 from lambdahat.singular._llc import llc
 
-TOLERANCE = 0.15  # the largest relative error that passes
+TOLERANCE = 0.15  # the largest error that passes: this share of λ, or of 1 where λ is smaller
 LEVEL, FARTHEST = 0.95, 0.999  # of the interval that should hold the truth, and of that which must
 
 
@@ -90,9 +90,12 @@ class CheckedCase(Result):
         """ "agrees": the 95 % interval holds the truth; "near": the 99.9 % interval does, as should
         one case in twenty.
 
-        "fails": neither, or the estimate is off by more than 15 %, however wide its interval.
+        "fails": neither, or the estimate is off by more than 15 % of λ, or by more than 0.15 if
+        λ < 1, however wide its interval. ``llc`` scales its tolerance in the same way.
         """
-        if not (self.covers(FARTHEST) and abs(self.relative_error) <= TOLERANCE):
+        truth = float(self.truth)
+        off = abs(float(self.estimate) - truth) / max(abs(truth), 1.0)
+        if not (self.covers(FARTHEST) and off <= TOLERANCE):
             return "fails"
         return "agrees" if self.covers() else "near"
 
