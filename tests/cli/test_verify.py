@@ -71,7 +71,7 @@ def test_the_table_shows_estimate_truth_deviation_and_verdict():
     assert second.split()[-2:] == ["agrees", "[NOT_MIXED]"]
     assert (
         headline
-        == "2 of 2 intervals hold the exact value; relative error 1.5% in the median, 2.0% at"
+        == "2 of 2 intervals contain the exact value; relative error 1.5% in the median, 2.0% at"
         " worst; none fail"
     )
 

@@ -301,7 +301,7 @@ def test_a_verification_shows_relative_deviations_by_verdict():
     assert limit.get_xdata()[0] == pytest.approx(5.0)
     # what lies beyond the axis is told
     assert [text.get_text() for text in axes.texts][:2] == ["", "+100 %"]
-    told = "2 of 4 intervals of 95 % hold the truth; error 4.0% in the median, 20.0% at worst."
+    told = "2 of 4 intervals contain the exact value; median error 4.0%, largest 20.0%."
     assert caption(axes).endswith(f"{told} Bars: 95 % interval.")
 
 

@@ -20,8 +20,8 @@ from lambdahat.singular.verification import CheckedCase, KnownCase, Verification
 HEADER = ("case", "λ̂ ± error", "nβ", "γ", "exact", "n → ∞", "off by", "gradients", "verdict")
 NOTE = (
     "exact: λ̂ at the same nβ and γ; off by: in standard errors, and relative. A case agrees if its"
-    " 95 % interval\nholds the exact value, is near if the 99.9 % interval does, and fails beyond,"
-    " or if it is off by more than 15 %."
+    " 95 % interval\ncontains the exact value, is near if the 99.9 % interval does, and fails"
+    " beyond, or if it is off by more than 15 %."
 )
 
 
@@ -77,7 +77,7 @@ def headline(verification: Verification) -> str:
     """One line on all cases."""
     failed = len(verification.failed)
     return (
-        f"{verification.covered} of {len(verification)} intervals hold the exact value; relative"
+        f"{verification.covered} of {len(verification)} intervals contain the exact value; relative"
         f" error {verification.median_error:.1%} in the median, {verification.worst_error:.1%} at"
         f" worst; {failed or 'none'} {'fails' if failed == 1 else 'fail'}"
     )

@@ -425,14 +425,14 @@ def _(verification: Verification) -> list[Chart]:
         texts = [f"{shifts[at]:+.0f} %" if seen[at] != shifts[at] else "" for at in shifts]
         look = {"style": "points", "mark": "diamond", "colour": "muted", "texts": texts}
         series.append(Series("λ as n → ∞", list(seen), list(seen.values()), **look))
-    held = f"{verification.covered} of {len(rows)} intervals of 95 % hold the truth"
+    count = f"{verification.covered} of {len(rows)} intervals contain the exact value"
     median, worst = f"{verification.median_error:.1%}", f"{verification.worst_error:.1%}"
-    caption = f"{held}; error {median} in the median, {worst} at worst."
+    caption = f"{count}; median error {median}, largest {worst}."
     tolerated = (f"± {100 * TOLERANCE:.0f} %", -100 * TOLERANCE, 100 * TOLERANCE)
     look = {"lines": (("", 0.0),), "bands": (tolerated,), "y_range": (-1.2 * reach, 1.2 * reach)}
     look |= {"x_names": tuple(row.case for row in rows), "horizontal": True, "caption": caption}
-    label = "λ̂ against the truth at the same nβ and γ, %"
-    return [Chart("λ̂ against the truth", "", label, tuple(series), **look)]
+    label = "error of λ̂ relative to the exact value at the same nβ and γ, %"
+    return [Chart("λ̂ compared with exact values", "", label, tuple(series), **look)]
 
 
 def _half(row: CheckedCase) -> float:
