@@ -304,6 +304,19 @@ def test_free_memory_is_a_number_of_bytes():
     assert 1 << 20 < free_memory(CPU) < 1 << 50
 
 
+@pytest.mark.parametrize(("share", "expected"), [(1.0, 70), (0.5, 40), (0.2, 10)])
+def test_free_memory_is_that_of_a_process_s_share(monkeypatch, share, expected):
+    """Of 100 bytes 60 are free; the process has reserved 20 and uses 10 of them."""
+    for name, value in (
+        ("mem_get_info", (60, 100)),
+        ("memory_reserved", 20),
+        ("memory_allocated", 10),
+        ("get_per_process_memory_fraction", share),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value, raising=False)
+    assert free_memory(torch.device("cuda")) == expected
+
+
 class Sample(dict):
     """A dict that pytrees do not know."""
 

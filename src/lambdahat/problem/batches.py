@@ -96,10 +96,13 @@ class Batch:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken on a device."""
+    """Bytes that can still be taken on a device, by a process that may have only a share of it."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device)
+        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # not in torch 2.6
+        share = int(fraction(device) * total) - reserved if fraction else free
+        return min(free, max(share, 0)) + reserved - torch.cuda.memory_allocated(device)
     try:  # free pages leave out the page cache, which may be nearly all of the memory
         with open("/proc/meminfo", encoding="ascii") as lines:
             return 1024 * next(

@@ -150,8 +150,9 @@ EXPERIMENT = kit.Experiment(
         CIFAR-10 in place of CIFAR-100; 30 epochs of the thesis's 100.
         Ensembles of three networks; their number is not printed.
         Rate 0.02, down to a hundredth for ensembles and to a half for averages, as printed.
-        Weight decays are not printed. Here they cover a wide range, because a run has few steps and
-          the product rate × decay × steps counts.
+        Weight decays are not printed.
+        Here they cover a wide range, because a run has few steps and the product rate × decay ×
+          steps counts.
         The gain of averaging is the accuracy of the final average minus that of the iterate where
           averaging begins.
         The point within which the gain of an ensemble counts as unchanged was set after the

@@ -337,8 +337,8 @@ EXPERIMENT = kit.Experiment(
           other runs.
         Table 7.6 has the best start; here it is chosen by the other seeds, so that no seed chooses
           for itself.
-        Differences of up to one point count as small. That a gap of 10 points counts as none in
-          Figure 7.4 was set after the results.
+        Differences of up to one point count as small.
+        That a gap of 10 points counts as none in Figure 7.4 was set after the results.
         At paper scale the runs of claims that three seeds left undecided have a planned fourth.
         Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins.
         On a GPU networks train with bfloat16 in their forward passes.

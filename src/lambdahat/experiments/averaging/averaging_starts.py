@@ -191,8 +191,8 @@ EXPERIMENT = kit.Experiment(
         Best starts are compared whether or not the iterates have settled: a late start is among the
           choices.
         The row of ImageNet 32 × 32 is left out; that of the language model is in gadam-language.
-        VGG's Gadam is in averaging-schedules too, on other images there and over another number of
-          epochs.
+        VGG's Gadam is in averaging-schedules too, at paper scale with the same runs, on a CPU with
+          others.
         Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins. One point
           counts as little.
         Three seeds left it undecided what tuning gains GadamX: VGG-16's flat runs have a planned
