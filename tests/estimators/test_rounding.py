@@ -381,6 +381,17 @@ def test_a_hessian_and_its_gauss_newton_matrix_are_compared_by_what_each_is_made
         assert float(lh.trace(each).stderr) == pytest.approx(float(lh.trace(alone).stderr), rel=0.5)
 
 
+def test_the_diagonal_of_a_gauss_newton_matrix_that_is_zero_is_zero_in_every_precision() -> None:
+    """Of a loss that is linear in the output; its products are refused, and not asked for."""
+    model, x = _plain()
+    for dtype in (torch.float32, torch.float64):
+        problem = lh.Problem(model, lambda z, _: z.sum(dim=1).mean(), (x, x), dtype=dtype)
+        for found in (lh.diagonal(lh.ggn(problem)), lh.trace(lh.ggn(problem))):
+            assert not torch.as_tensor(found.value).any()
+            assert not torch.as_tensor(found.stderr).any()
+            assert found.status is Status.CONVERGED
+
+
 def test_float64_and_matrices_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     _, double = _problems("plain")
     matrix = lh.operator(torch.diag(torch.arange(1.0, 121.0)))

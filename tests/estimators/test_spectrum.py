@@ -68,6 +68,21 @@ def test_early_end_is_filled_with_weightless_nodes():
     assert zero.frobenius.value == 0.0
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2, 5, 80])
+def test_degeneracy_is_the_share_of_zeros_where_all_values_are_resolved(rank):
+    """The node next to that at zero is an eigenvalue, unless zero is hidden in a bulk."""
+    values = torch.zeros(80, dtype=torch.float64)
+    values[:rank] = torch.arange(1.0, rank + 1) * (-1) ** torch.arange(rank)
+    A = operator(with_eigenvalues(values))
+    inside = []
+    for seed in range(40):
+        found = spectrum(A, seed=seed).degeneracy()
+        low, high = found.interval()
+        inside.append(low - 1e-12 <= 1 - rank / 80 <= high + 1e-12)
+    assert np.mean(inside) >= 0.85
+    assert found.value < 1 or rank == 0
+
+
 def test_error_of_the_moments_is_true():
     """Var(zᵀAz) = 2/(P+2)·(tr A²/P − (tr A/P)²) for z on the unit sphere, and one probe knows
     it.

@@ -432,7 +432,8 @@ class _Reading:
         """
         found, inner, ready = self.found, self.task.inner, self.task.ready
         noise, total = float(found.stderr), math.hypot(float(found.stderr), self.bias())
-        dof = math.inf if noise == 0 or math.isinf(found.dof) else found.dof * (total / noise) ** 4
+        few = noise > 1e-60 * total and math.isfinite(found.dof)
+        dof = found.dof * (total / noise) ** 4 if few else math.inf
         status = found.status
         bias, rest = (inner.dim * part / math.sqrt(3.0) for part in (self.unsure, self.rough))
         if status in (Status.CONVERGED, Status.POSITIVITY) and not reached:

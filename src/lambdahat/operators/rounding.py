@@ -142,7 +142,8 @@ def with_rounding(estimate: Estimate, error: float | Tensor, allowed: float) -> 
     else:
         size, total = float(error), math.hypot(float(before), float(error))
         share = float(before) / total if total > 0 else 1.0
-    dof = math.inf if share == 0 or math.isinf(estimate.dof) else estimate.dof / share**4
+    # a share so small that its power would leave the range
+    dof = math.inf if share < 1e-60 or math.isinf(estimate.dof) else estimate.dof / share**4
     rules = size > 0 and 2 * NORMAL_QUANTILE * size > allowed
     status = Status.PRECISION_LIMIT if rules else estimate.status
     return replace(estimate, stderr=total, dof=dof, status=status)
