@@ -28,6 +28,7 @@ from lambdahat._core.progress import report
 from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, crowded, probes_for
 from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
+from lambdahat.estimators.sequential import skewness_widening
 from lambdahat.krylov import (
     BREAKDOWN,
     Basis,
@@ -340,7 +341,8 @@ def moments_within(
         rules = errors[1] > math.sqrt(float(covariance[1, 1])) and errors[1] > 0
         covariance = covariance + np.diag(errors**2)
         status = Status.PRECISION_LIMIT if rules else status
-    stderr = np.sqrt(np.diag(covariance).clip(0.0))
+    widening = skewness_widening(torch.as_tensor(readings)).numpy()
+    stderr = np.sqrt(np.diag(covariance).clip(0.0)) * widening
     return Moments(values, stderr, covariance, basis, bounds, probes, used + unit.repeated, status)
 
 

@@ -387,7 +387,8 @@ class Spectrum(Result):
 @dataclass(frozen=True)
 class Moments(Result):
     """Spectral moments tr φ_k(A)/P for k = 0 … count: ``values``, ``stderr`` (count + 1,) and their
-    ``covariance``.
+    ``covariance``, whose diagonal has the squares of ``stderr`` before these are widened for the
+    skewness of what single probes show.
 
     ``basis`` names φ: "power", "chebyshev" or "legendre", of the operator mapped from ``bounds`` to
     [−1, 1].
