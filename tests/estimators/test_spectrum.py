@@ -82,6 +82,16 @@ def test_intervals_of_moments_cover_where_one_eigenvalue_makes_them(probe):
     assert np.mean(inside) >= 0.89
 
 
+@pytest.mark.parametrize("exponent", [-1000, -500, 500, 1000])
+def test_errors_of_moments_scale_where_their_squares_leave_the_range(exponent):
+    matrix = with_eigenvalues(INDEFINITE)
+    alone, scaled = (
+        moments(operator(torch.ldexp(matrix, torch.tensor(e))), 1)[1] for e in (0, exponent)
+    )
+    assert scaled.stderr == pytest.approx(np.ldexp(alone.stderr, exponent), rel=1e-12)
+    assert scaled.value == pytest.approx(np.ldexp(alone.value, exponent), rel=1e-12)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2, 5, 80])
 def test_degeneracy_is_the_share_of_zeros_where_all_values_are_resolved(rank):
     """The node next to that at zero is an eigenvalue, unless zero is hidden in a bulk."""
