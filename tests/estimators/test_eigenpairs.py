@@ -123,6 +123,26 @@ def test_a_loose_tolerance_is_no_other_eigenvalue(tol):
             assert found.cost <= 25
 
 
+@pytest.mark.parametrize(
+    ("values", "k", "tol"),
+    [
+        (torch.logspace(-8, 0, 200, dtype=D), 3, 1e-6),
+        (torch.logspace(-8, 0, 150, dtype=D), 10, 1e-6),
+        (torch.logspace(-12, 0, 150, dtype=D), 5, 1e-6),
+        (torch.logspace(-2, 0, 1000, dtype=D), 10, 1e-2),
+        (torch.linspace(0, 1, 600, dtype=D) ** 2, 10, 0.1),
+        (torch.arange(600, dtype=D).remainder(6) / 5, 5, 0.1),
+    ],
+)
+@pytest.mark.parametrize("which", ["smallest", "both"])
+def test_values_closer_than_the_tolerance_are_within_it(values, k, tol, which):
+    """All wanted values lie within two tolerances of one another, and others between them."""
+    found = eigenpairs(operator(torch.diag(values)), k, which, tol)
+    errors = (found.values - wanted(values, which, k)).abs()
+    assert found.status is Status.CONVERGED
+    assert float(errors.max()) <= tol * float(values.max())
+
+
 def test_restart_respects_memory_and_still_converges():
     matrix = with_eigenvalues(4 * uniform(400) - 2)
     row = 400 * 8

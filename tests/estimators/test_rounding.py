@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from functools import cache
 
@@ -281,6 +282,62 @@ def test_samples_that_are_dead_by_rounding_alone_are_in_the_error(classes: int) 
     assert missed, "no seed has such samples"
 
 
+class _Kinked(nn.Module):
+    """A convolution, a piecewise linear operation and a linear layer; ``before`` gives numbers that
+    are 0 on a kink.
+    """
+
+    def __init__(self, kink: str) -> None:
+        super().__init__()
+        self.kink, self.first = kink, nn.Conv2d(2, 4, 3, padding=1)
+        self.last = nn.Linear(36 if kink == "pooling" else 144, 40)
+
+    def before(self, x: Tensor) -> Tensor:
+        z = self.first(x)
+        return z[..., ::2, ::2] - z[..., ::2, 1::2] if self.kink == "pooling" else z
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x)
+        kinked = {
+            "relu": lambda: nn.functional.relu(z, inplace=True),
+            "relu of a sum": lambda: torch.relu(z + 0.0 * z.detach()),
+            "pooling": lambda: nn.functional.max_pool2d(z, 2),
+            "comparison": lambda: z * (z > 0),
+        }
+        return self.last(kinked[self.kink]().flatten(1))
+
+
+@pytest.mark.parametrize("kink", ["relu", "relu of a sum", "pooling", "comparison"])
+@pytest.mark.parametrize("every", [10, 75])
+def test_samples_on_a_kink_are_in_the_error(kink: str, every: int) -> None:
+    """Few samples or many, of 600, one number of which is 0 up to rounding."""
+    shown = 0
+    for seed in range(3):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = _Kinked(kink)
+            x, y = torch.randn(600, 2, 6, 6), torch.randint(40, (600,))
+        double = copy.deepcopy(model).double()
+        for place in range(3, 600, every):
+            sample = x[place : place + 1].double().requires_grad_()
+            for _ in range(3):
+                number = double.before(sample).flatten()[place % 36]
+                (slope,) = torch.autograd.grad(number, sample)
+                sample = (sample - slope * number / slope.square().sum()).detach().requires_grad_()
+            x[place] = sample.detach().float()[0]
+        found, truth = (
+            lh.trace(
+                lh.ggn(lh.Problem(model, "cross_entropy", (x, y), dtype=dtype)), method="exact"
+            )
+            for dtype in (torch.float32, torch.float64)
+        )
+        error = abs(float(found) - float(truth))
+        assert error <= 2.5 * float(found.stderr)
+        assert float(found.stderr) <= 100 * max(error, 1e-7 * float(truth))
+        shown += error > 1e-6 * float(truth)
+    assert shown, "no seed has samples whose rounding matters"
+
+
 @pytest.mark.parametrize(
     "which",
     ["ill-conditioned", "large inputs", "cancellation in few samples", "kinks within rounding"],
@@ -322,6 +379,17 @@ def test_a_hessian_and_its_gauss_newton_matrix_are_compared_by_what_each_is_made
     assert operator.known_trace() != inner.known_trace()
     for each, alone in ((operator, lh.hessian(problem)), (inner, lh.ggn(problem))):
         assert float(lh.trace(each).stderr) == pytest.approx(float(lh.trace(alone).stderr), rel=0.5)
+
+
+def test_the_diagonal_of_a_gauss_newton_matrix_that_is_zero_is_zero_in_every_precision() -> None:
+    """Of a loss that is linear in the output; its products are refused, and not asked for."""
+    model, x = _plain()
+    for dtype in (torch.float32, torch.float64):
+        problem = lh.Problem(model, lambda z, _: z.sum(dim=1).mean(), (x, x), dtype=dtype)
+        for found in (lh.diagonal(lh.ggn(problem)), lh.trace(lh.ggn(problem))):
+            assert not torch.as_tensor(found.value).any()
+            assert not torch.as_tensor(found.stderr).any()
+            assert found.status is Status.CONVERGED
 
 
 def test_float64_and_matrices_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,15 @@ def test_estimates_are_unbiased_and_their_errors_true(samples: int | None) -> No
         assert 25 <= covered <= 30, name
 
 
+def test_errors_are_wider_where_one_probe_shows_most_of_the_variance() -> None:
+    """The standard error of the mean, times 1 + 2g²/n for readings of skewness g."""
+    readings = torch.tensor([1.0] * 7 + [9.0], dtype=torch.float64)
+    found = variances._estimate(list(readings), exact=False)
+    skewness = 6 / math.sqrt(7)  # of 7 equal numbers and another
+    plain = float(readings.std()) / math.sqrt(8)
+    assert float(found.stderr) == pytest.approx(plain * (1 + 2 * skewness**2 / 8), rel=1e-12)
+
+
 def test_batch_size_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = variance(classifier(batch_size=None), probes=2)
     monkeypatch.setattr(variances, "CHUNK_SAMPLES", 3)

@@ -67,6 +67,11 @@ MATRICES = {
     ),
     "negative": ([[0, -1], [-1, 0]], ValueError, "the weights must be at least 0, got -1"),
     "NaN": ([[0, np.nan], [np.nan, 0]], ValueError, "the weights must be finite, got nan"),
+    "no matrix": (
+        nx.path_graph(3),
+        ValueError,
+        r"adjacency must be square, got shape .*graphs\.graph\(source\) reads networkx graphs",
+    ),
     "not square": (np.ones((2, 3)), ValueError, r"adjacency must be square, got shape \(2, 3\)"),
 }
 

@@ -59,10 +59,13 @@ def diagonal(
     require_positive(tol, "tol")
     if probes is not None:
         require_count(probes, "probes", 2, cure="one probe shows no spread, so no standard error")
-    estimate, rounding = _estimate(operator, tol, probes, seed), rounding_of(operator)
+    estimate = _estimate(operator, tol, probes, seed)
+    value = torch.as_tensor(estimate.value)
+    # nothing is rounded, and a Gauss–Newton matrix of a loss linear in the output has no products
+    nothing = estimate.cost == 0 and not bool(value.any())
+    rounding = None if nothing else rounding_of(operator)
     if rounding is None:
         return estimate
-    value = torch.as_tensor(estimate.value)
     allowed = NORMAL_QUANTILE * tol * float(value.double().norm())
     return with_rounding(estimate, rounding.row_norms()[0].to(value.device), allowed)
 

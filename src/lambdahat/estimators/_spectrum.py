@@ -28,6 +28,7 @@ from lambdahat._core.progress import report
 from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, crowded, probes_for
 from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
+from lambdahat.estimators.sequential import skewness_widening
 from lambdahat.krylov import (
     BREAKDOWN,
     Basis,
@@ -326,21 +327,27 @@ def moments_within(
         readings = np.ldexp(readings, powers)
     if basis == "legendre":
         readings = readings @ legendre_in_chebyshev(count).T
+    # by powers of two, for the squares of very small or large moments leave the range
+    scale = np.ldexp(1.0, np.frexp(np.abs(readings).max(axis=0))[1] - 1)
     covariance = np.zeros((count + 1, count + 1))
     # else they are a basis, and the moments exact
     if probe != "orthogonal" or probes < operator.dim:
-        spread = torch.cov(torch.as_tensor(readings.T)).numpy()
+        spread = torch.cov(torch.as_tensor((readings / scale).T)).numpy()
         covariance = spread.reshape(covariance.shape) / probes
     if probe == "orthogonal":
         covariance *= (operator.dim - probes) / operator.dim
+    drawn = scale * np.sqrt(np.diag(covariance).clip(0.0))
+    with np.errstate(over="ignore", under="ignore"):
+        covariance = covariance * scale * scale[:, None]
     values, status = readings.mean(0), Status.CONVERGED
     model = rounding_of(operator, MANY)
     if model is not None:
         errors = _moment_errors(values, model, None if plain else bounds)
-        rules = errors[1] > math.sqrt(float(covariance[1, 1])) and errors[1] > 0
+        rules = errors[1] > drawn[1] and errors[1] > 0
+        drawn = np.hypot(drawn, errors)
         covariance = covariance + np.diag(errors**2)
         status = Status.PRECISION_LIMIT if rules else status
-    stderr = np.sqrt(np.diag(covariance).clip(0.0))
+    stderr = drawn * skewness_widening(torch.as_tensor(readings)).numpy()
     return Moments(values, stderr, covariance, basis, bounds, probes, used + unit.repeated, status)
 
 

@@ -31,6 +31,7 @@ from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
+from lambdahat.estimators.sequential import standard_error
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import Batch, free_memory, rows_of, take
@@ -260,7 +261,7 @@ def _estimate(readings: list[Tensor], exact: bool) -> Estimate:
     require(finite, "derivatives of every sample", "be finite", "NaN or infinity", cure)
     if exact:
         return Estimate(float(values.mean()))
-    stderr = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
+    stderr = float(standard_error(values[:, None])) if len(values) > 1 else math.nan
     return Estimate(float(values.mean()), stderr, dof=max(len(values) - 1, 1))
 
 

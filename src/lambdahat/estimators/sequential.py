@@ -125,11 +125,17 @@ def standard_error(samples: Tensor) -> Tensor:
     skewness g of a small sample falls short of γ, hence 2: zᵀAz is skewed where a few eigenvalues
     dominate.
     """
-    count = len(samples)
+    return samples.std(dim=0) / math.sqrt(len(samples)) * skewness_widening(samples)
+
+
+def skewness_widening(samples: Tensor) -> Tensor:
+    """1 + 2g²/n for samples (n, L) of skewness g, as in ``standard_error``."""
     centred = samples - samples.mean(dim=0)
-    second, third = centred.square().mean(dim=0), centred.pow(3).mean(dim=0)
+    largest = centred.abs().amax(dim=0)  # squares of moments of high order may leave the range
+    unit = centred / torch.where(largest > 0, largest, 1.0)
+    second, third = unit.square().mean(dim=0), unit.pow(3).mean(dim=0)
     skewness = torch.where(second > 0, third / second.pow(1.5), 0.0)
-    return samples.std(dim=0) / math.sqrt(count) * (1 + 2 * skewness.square() / count)
+    return 1 + 2 * skewness.square() / len(samples)
 
 
 def mean_until(

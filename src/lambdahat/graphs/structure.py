@@ -317,7 +317,9 @@ class Graph:
         expected = "be a csr_array of floats"
         require(fits, "adjacency", expected, matrix, "Graph.of(matrix) makes it one", TypeError)
         n = matrix.shape[0]
-        require(n == matrix.shape[1], "adjacency", "be square", f"shape {tuple(matrix.shape)}")
+        square, got = matrix.shape == (n, n), f"shape {tuple(matrix.shape)}"
+        cure = "graphs.graph(source) reads networkx graphs, edges and files"
+        require(square, "adjacency", "be square", got, cure)
         require_nodes(n)
         require(self.names is None or len(self.names) == n, "names", f"have length {n}", self.names)
         require_weights(matrix.data)

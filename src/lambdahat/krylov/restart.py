@@ -300,8 +300,10 @@ class _Projection:
         return max(tol * self.scale, self.noise)
 
     def limits(self, tol: float) -> Limits:
-        """Where a missing eigenvalue would change the wanted ones."""
-        return self.wanted.limits(self.values, self.k, self.target(tol))
+        """Where a missing eigenvalue would change the wanted ones by more than the tolerance: half
+        of it is for the missing one, half for those that are known.
+        """
+        return self.wanted.limits(self.values, self.k, self.target(tol) / 2)
 
     def complete(self, tol: float) -> bool:
         """True when no copy of a repeated eigenvalue can be missing among the wanted ones.

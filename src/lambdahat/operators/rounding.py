@@ -39,8 +39,9 @@ PARTS = 4
 PERTURBED = 2.0  # roundings of the parameters that show which samples depend on them
 WIDE = 1 << 24  # entries of an output up to which it is taken in float64
 DRAWS = 4  # random vectors that show how curved the loss is at each output
-# samples that add most to a trace in closed form, and those in each of two random parts of the rest
-LEADING, OTHERS = 64, 32
+# samples that a trace in closed form is compared on: those that add most, those nearest to a kink,
+# and random ones of all others within rounding of a kink, and of the rest
+LEADING, NEAREST, SUSPECTS, OTHERS = 48, 24, 24, 32
 LONGER = 3.0  # by how much the sums over all samples may err more than those over the samples drawn
 SPARSE = 8  # rows below which the root mean square of a parameter's rows may be near 0 by chance
 VECTORS = 12  # of float64 that a comparison takes
@@ -140,7 +141,8 @@ def with_rounding(estimate: Estimate, error: float | Tensor, allowed: float) -> 
     else:
         size, total = float(error), math.hypot(float(before), float(error))
         share = float(before) / total if total > 0 else 1.0
-    dof = math.inf if share == 0 or math.isinf(estimate.dof) else estimate.dof / share**4
+    # a share so small that its power would leave the range
+    dof = math.inf if share < 1e-60 or math.isinf(estimate.dof) else estimate.dof / share**4
     rules = size > 0 and 2 * NORMAL_QUANTILE * size > allowed
     status = Status.PRECISION_LIMIT if rules else estimate.status
     return replace(estimate, stderr=total, dof=dof, status=status)
@@ -155,10 +157,11 @@ def closed_form_rounding(
     Of a ``sampled`` trace one round is evaluated in their place, with the same random signals.
 
     What samples added to the trace is compared with the closed form in float64: of all samples if
-    they are few, and otherwise of those that add most, whose errors count as they are, and of two
-    random parts of the others, whose mean stands for the rest with its standard error. Traces of
-    large logits are made by few samples, which a random part would miss; a sample whose units are
-    dead by rounding alone adds nothing, but would if they were not, and counts by that too.
+    they are few, and otherwise of those that add most or lie nearest to a kink, whose errors count
+    as they are, and of random ones of the others, whose mean stands for the rest with its standard
+    error; those within rounding of a kink are sampled apart. Traces of large logits are made by few
+    samples, which a random part would miss; a sample whose units are dead by rounding alone adds
+    nothing, but would if they were not, and counts by that too.
     """
     if not isinstance(operator, Curvature) or type(operator).known_trace != Curvature.known_trace:
         return None
@@ -178,15 +181,15 @@ def closed_form_rounding(
     partial = added is not None and added.shape[1] < problem.num_samples
     if partial or factors is None or not factors.parts:
         added = None
-    few, share, sizes = problem, 1.0, [problem.num_samples]
+    few, share, parts = problem, 1.0, [(problem.num_samples, problem.num_samples)]
     chosen: Tensor | None = None
     if problem.num_samples > COMPARED_WHOLE:
         ranked = [] if added is None else [added[1]]
         if sum(map(len, gauss_newton.lengths)) == problem.num_samples:
             ranked.append(torch.cat(gauss_newton.lengths))
-        chosen = _choose(problem, ranked)
+        margins = torch.cat([*gauss_newton.margins, torch.zeros(0, device=problem.device)])
+        chosen, parts = _choose(problem, ranked, margins)
         few, share = problem.on_samples(chosen)
-        sizes = [LEADING, OTHERS, OTHERS]
 
     def sums(of: Problem) -> Tensor:
         """The sums over each parameter of what each sample adds, (L, samples)."""
@@ -205,17 +208,21 @@ def closed_form_rounding(
                 own = added[0] if chosen is None else added[0, chosen]
         except (ValueError, torch.OutOfMemoryError):
             return None
-    # by part, what each parameter adds, and the error: read at once, for which a GPU is waited for
-    numbers = torch.cat([double, (own - double.sum(dim=0))[None]])
-    first, *others = torch.stack([part.sum(dim=1) for part in numbers.split(sizes, dim=1)]).tolist()
-    *traces, error = first
-    if others:
-        rest = (problem.num_samples - LEADING) / OTHERS
-        columns = zip(traces, *(part[:-1] for part in others), strict=True)
-        traces = [leading + rest * (one + other) / 2 for leading, one, other in columns]
-        one, other = (rest * part[-1] for part in others)
-        # the standard error of the mean of two is half their distance
-        error = LONGER * math.hypot(error + (one + other) / 2, (one - other) / 2)
+    # by part, what each parameter adds, the error and its square: read at once, for which a GPU is
+    # waited for
+    gaps = own - double.sum(dim=0)
+    numbers = torch.cat([double, gaps[None], gaps[None].square()]).split([n for n, _ in parts], 1)
+    sums_of_parts = torch.stack([part.sum(dim=1) for part in numbers]).tolist()
+    traces, error, variance = [0.0] * len(double), 0.0, 0.0
+    for (count, stands_for), (*columns, gap, square) in zip(parts, sums_of_parts, strict=True):
+        times = stands_for / max(count, 1)
+        traces = [trace + times * column for trace, column in zip(traces, columns, strict=True)]
+        error += times * gap
+        if stands_for > count > 1:
+            spread = max(0.0, square - gap * gap / count) / (count - 1)
+            variance += stands_for * (stands_for - count) / count * spread
+    if len(parts) > 1:
+        error = LONGER * math.hypot(error, math.sqrt(variance))
     # no more than the diagonal's norm
     lengths = map(math.prod, problem.space.shapes)
     size = math.sqrt(sum(x * x / length for x, length in zip(traces, lengths, strict=True)))
@@ -227,15 +234,31 @@ def closed_form_rounding(
     return error, size
 
 
-def _choose(problem: Problem, sizes: Sequence[Tensor]) -> Tensor:
-    """The samples that add most to a trace by any of these sizes, and random others."""
+def _choose(
+    problem: Problem, sizes: Sequence[Tensor], margins: Tensor
+) -> tuple[Tensor, list[tuple[int, int]]]:
+    """The samples to compare, in parts: how many each has, and how many of the data it stands for.
+
+    The first part stands for itself: what adds most by any of the ``sizes``, and the samples of the
+    least ``margins`` from a kink.
+    """
     stream = generator(0, "rounding", device=problem.device)
     order = torch.rand(problem.num_samples, generator=stream, device=problem.device)
-    if not sizes:
-        return order.topk(LEADING + 2 * OTHERS).indices
-    leading = _lead(torch.stack(list(sizes)), LEADING)
-    others = order.index_fill_(0, leading, -1.0).topk(2 * OTHERS).indices
-    return torch.cat([leading, others])
+    suspect = torch.zeros_like(order, dtype=torch.bool)
+    if len(margins) == problem.num_samples:
+        nearest = margins.topk(NEAREST, largest=False).indices
+        suspect = margins < 1
+        order[nearest[margins[nearest].isfinite()]] = 2.0
+    if sizes:
+        order[_lead(torch.stack(list(sizes)), LEADING)] = 2.0
+    sure = order == 2.0
+    strata = (sure, len(order)), (suspect & ~sure, SUSPECTS), (~suspect & ~sure, OTHERS)
+    places = [part.nonzero()[:, 0] for part, _ in strata]
+    drawn = [
+        where[order[where].topk(min(most, len(where))).indices]
+        for where, (_, most) in zip(places, strata, strict=True)
+    ]
+    return torch.cat(drawn), [(len(x), len(y)) for x, y in zip(drawn, places, strict=True)]
 
 
 def _lead(sizes: Tensor, count: int) -> Tensor:

@@ -183,7 +183,7 @@ class Spectrum(Result):
         change = float((self.weights * np.nan_to_num(known, posinf=0.0)).sum())
         error = abs(scale) * change / len(self.nodes)
         total, dof = math.hypot(float(estimate.stderr), error), estimate.dof
-        if total > 0 and estimate.stderr != 0:
+        if float(estimate.stderr) > 1e-60 * total:
             dof *= (total / float(estimate.stderr)) ** 4
         return dataclasses.replace(estimate, stderr=total, dof=dof)
 
@@ -268,7 +268,8 @@ class Spectrum(Result):
         """Share of eigenvalues at zero: the mass of the ``merge`` Ritz values nearest 0.
 
         Appendix of "Flatness is a False Friend": one for a positive semi-definite operator, two for
-        a Hessian, whose zero cluster Lanczos splits in two (both defaults).
+        a Hessian, whose zero cluster Lanczos splits in two (both defaults). Without ``merge`` a
+        Ritz value that is resolved, as an eigenvalue other than 0, does not count.
         """
         at_zero = self._nearest_zero(merge)
         return self.expectation(lambda _: at_zero)
@@ -276,10 +277,19 @@ class Spectrum(Result):
     def _nearest_zero(self, merge: int | None = None) -> Array:
         """1 at the ``merge`` nodes nearest 0 of each probe, else 0, (probes, depth)."""
         default = min(1 if self.psd else 2, self.nodes.shape[1])
-        merge = default if merge is None else require_count(merge, "merge", 1, self.nodes.shape[1])
-        nearest = np.argsort(np.abs(self.nodes), axis=1)[:, :merge]
+        count = default if merge is None else require_count(merge, "merge", 1, self.nodes.shape[1])
+        nearest = np.argsort(np.abs(self.nodes), axis=1, kind="stable")[:, :count]
         at_zero = np.zeros_like(self.nodes)
         np.put_along_axis(at_zero, nearest, 1.0, axis=1)
+        if merge is None:
+            for row, nodes, weights, residuals in zip(
+                at_zero, self.nodes, self.weights, self.residuals, strict=True
+            ):
+                places = np.flatnonzero(weights > 0)
+                places = places[np.argsort(nodes[places])]
+                alone = stand_alone(nodes[places], residuals[places])
+                away = residuals[places] < ALONE * np.abs(nodes[places])
+                row[places[alone & away]] = 0.0
         return at_zero
 
     def outliers(self) -> tuple[Estimate, ...]:
@@ -379,7 +389,8 @@ class Spectrum(Result):
 @dataclass(frozen=True)
 class Moments(Result):
     """Spectral moments tr φ_k(A)/P for k = 0 … count: ``values``, ``stderr`` (count + 1,) and their
-    ``covariance``.
+    ``covariance``, whose diagonal has the squares of ``stderr`` before these are widened for the
+    skewness of what single probes show.
 
     ``basis`` names φ: "power", "chebyshev" or "legendre", of the operator mapped from ``bounds`` to
     [−1, 1].

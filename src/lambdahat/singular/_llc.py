@@ -297,7 +297,8 @@ def inverse_temperature(
         if nbeta not in NAMES:
             raise ValueError(message("nbeta", choices, describe(nbeta)))
         size, letter = (num_samples, "n") if nbeta == "n/log n" else (batch_size or 0, "B")
-        expected, got = "be a number for so little data", f"{nbeta!r} with {letter} = {size}"
+        expected = "be a number for so little data, fewer than 3 samples"
+        got = f"{nbeta!r} with {letter} = {size}"
         cure = "for a loss without data give num_samples to from_function, or a number here"
         require(size > 2, "nbeta", expected, got, cure)
         name = nbeta if letter == "n" else "B/log B"

@@ -242,8 +242,9 @@ def _over_nbeta(problem: Problem, nbetas: Any, settings: Mapping[str, Any]) -> C
     _require_distinct(values, "nbetas", grid)
     gamma = settings.get("localization")
     if gamma is None:
-        expected, cure = "be given for so little data", "its rule needs n/log n"
-        require(count > 2, "localization", expected, "none", cure)
+        expected = "be given for so little data, fewer than 3 samples"
+        cure = "its rule needs n/log n: pass a number"
+        require(count > 2, "localization", expected, f"none with n = {count}", cure)
         gamma, _ = default_localization(problem, default)
     shared = {**settings, "localization": gamma}
     results = [llc(problem, **{**shared, "nbeta": one}) for one in track("curve", grid)]

@@ -13,8 +13,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +39,7 @@ from lambdahat.operators.exact.residuals import Residuals, SampledResiduals, ver
 from lambdahat.operators.exact.validity import (
     Factors,
     Few,
+    Kinks,
     ModelForm,
     form_of,
     no_form,
@@ -75,8 +78,10 @@ class ClosedForm:
 
     def __init__(self, problem: Problem, kind: str, samples: int = 1, seed: int = 0) -> None:
         self.problem, self._kind = problem, (kind, samples, seed)
-        # about how much each sample adds where no unit is dead, if they are many
+        # about how much each sample adds where no unit is dead, and how near it is to a kink by
+        # rounding (``Kinks``), if they are many
         self.lengths: list[Tensor] = []
+        self.margins: list[Tensor] = []
         # what each sample of this rank added to the last trace, and its size, (2, n) in float64
         self.by_sample: Tensor | None = None
 
@@ -274,13 +279,19 @@ class ClosedForm:
             room = chunk = max(room, free_memory(problem.device) // MEMORY_PARTS)
         # samples that are sent through together, by what their signals take
         most = max(1, min(CHUNK[kind], min(chunk, room) // max(1, signal)))
-        self.lengths, weighed = [], problem.reduced and problem.num_samples > COMPARED_WHOLE
+        # with a budget of memory there is no comparison
+        weighed = problem.reduced and problem.memory is None
+        weighed = weighed and problem.num_samples > COMPARED_WHOLE
+        self.lengths, self.margins = [], []
         done, total_samples = 0, problem.num_samples if problem.ranks.size == 1 else None
         with twice_differentiable():
             for batch, share in _parts(problem, factors, most):
                 squares: Squares = {}
+                kinks = Kinks(batch.size, problem.device)
+                watch: Any = kinks if weighed else nullcontext()
                 if trusted.names or extra is not None:
-                    part = trace_layers(problem, leaves, batch, trusted, share, room)
+                    with watch:
+                        part = trace_layers(problem, leaves, batch, trusted, share, room)
                     # parameters that enter once, through a layer with a closed form
                     if factors.count and part.layered:
                         signals, signs = factors.make(problem, part.output.detach(), batch)
@@ -289,9 +300,18 @@ class ClosedForm:
                         squares = pull_squares([part.output], [signals], signs, part, form)
                     if extra is not None and not part.straight:
                         squares = layer_squares.add(squares, extra(part))
+                    watch = nullcontext()
                 rest = [name for name in leaves if name not in squares] if factors.count else []
                 if rest:
-                    squares |= _sample_squares(problem, leaves, batch, factors, rest, form, room)
+                    with watch, torch.no_grad():
+                        output = problem.output(leaves, batch)
+                    signals, signs = factors.make(problem, output.detach(), batch)
+                    found = _sample_squares(
+                        problem, leaves, batch, signals, signs, rest, form, room
+                    )
+                    squares |= found
+                if weighed:
+                    self.margins.append(kinks.margins)
                 yield batch, share, squares
                 done += batch.size
                 if batch.size < problem.num_samples:  # or nothing is left to wait for
@@ -384,19 +404,17 @@ def _sample_squares(
     problem: Problem,
     leaves: Leaves,
     batch: Batch,
-    factors: Factors,
+    signals: Tensor,
+    signs: Tensor | None,
     names: list[str],
     form: Form,
     room: int,
 ) -> Squares:
     """The squares of any parameters, from per-sample gradients, a few samples at a time."""
-    with torch.no_grad():
-        output = problem.output(leaves, batch)
-    signals, signs = factors.make(problem, output.detach(), batch)
     signs = signals.new_ones(signals.shape[:2]) if signs is None else signs
     gradients = _sample_gradients(problem, leaves, names)
     numbers = sum(leaves[name].numel() for name in names)
-    rows = max(1, room // (numbers * output.element_size()))
+    rows = max(1, room // (numbers * signals.element_size()))
     squares: Squares = {}
     for start in range(0, batch.size, rows):
         where = slice(start, start + rows)

@@ -19,9 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -464,6 +466,108 @@ class _Writes(OperationWatch):
         if name.endswith("_"):
             self.names.add(name)
         return func(*args, **(kwargs or {}))
+
+
+# Where operations have kinks: at 0, at numbers given as arguments, where two inputs are equal, and
+# where the largest of a window is not alone.
+_AT_ZERO = frozenset(
+    ["abs", "celu", "elu", "leaky_relu", "_prelu_kernel", "relu", "rrelu_with_noise"]
+)
+_COMPARISONS = frozenset(["ge", "gt", "le", "lt"])
+_BETWEEN = _COMPARISONS | {"maximum", "minimum"}
+_SHRINKS = frozenset(["hardshrink", "softshrink"])
+_GIVEN = frozenset(["clamp", "clamp_max", "clamp_min", "hardtanh", "threshold"])
+_GIVEN |= _COMPARISONS | _SHRINKS
+_POOLS = frozenset(["max_pool2d_with_indices", "max_pool3d_with_indices"])
+# the argument whose last dimension but one, or whose first entry, says how many terms are summed
+_SUMS = {"addmm": 2, "baddbmm": 2, "bmm": 1, "convolution": 1, "linear": 1, "mm": 1}
+NEAR = 2.0  # roundings of a sample's largest number, times √terms, that may cross a kink
+EXACTLY = 0.5  # the margin of a number on the kink itself, as those are behind another kink
+
+
+class Kinks(OperationWatch):
+    """How far the numbers of each of ``count`` samples stay from the kinks of a model.
+
+    ``margins`` (B,) are the least distances over what rounding may move a number by: below 1 the
+    sample may be on the other side of a kink in exact arithmetic. Infinite where there is no kink.
+    """
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.margins, self._terms = torch.full((count,), math.inf, device=device), 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.rpartition("::")[2].rstrip("_")
+        real = bool(args) and isinstance(args[0], Tensor) and args[0].is_floating_point()
+        points: list[Any] = [0.0] if name in _AT_ZERO else []
+        if name in _GIVEN:
+            numbers = args[1:3] or (0.5,)  # what the two kinds of shrinking do if nothing is given
+            points = [given for given in numbers if isinstance(given, int | float)]
+            points += [-given for given in points] if name in _SHRINKS else []
+        if name in _BETWEEN and len(args) > 1 and isinstance(args[1], Tensor):
+            points = [args[1]]
+        for point in points if real else ():  # before, for it may be done in place
+            self._note(args[0], (args[0] - point).abs_())
+        out = func(*args, **(kwargs or {}))
+        if name in _POOLS and real:
+            distance = _lead_in_window(args[0], out[0], *args[1:5])
+            # nothing passes the activations below a window of zeros
+            self._note(args[0], torch.where(out[0] == 0, math.inf, distance))
+        elif name in _SUMS:
+            weight = args[_SUMS[name]]
+            terms = weight.shape[-2] if name.endswith("mm") else weight[0].numel()
+            self._terms = max(self._terms, terms)
+        return out
+
+    def _note(self, entered: Tensor, distance: Tensor) -> None:
+        """Take in the distances of some numbers from a kink."""
+        count = len(self.margins)
+        if any(0 in each.shape or each.numel() % count for each in (entered, distance)):
+            return
+        eps = torch.finfo(entered.dtype).eps * NEAR * math.sqrt(self._terms)
+        rows, unit = distance.reshape(count, -1), eps * entered.reshape(count, -1).abs().amax(dim=1)
+        least = rows.amin(dim=1)
+        # rarely, and far slower; on a GPU the answer would take longer
+        if entered.is_cuda or bool((least == 0).any()):
+            least = torch.where(rows == 0, (EXACTLY * unit)[:, None], rows).amin(dim=1)
+        self.margins = torch.fmin(self.margins, (least / unit).float())
+
+
+def _lead_in_window(
+    entered: Tensor,
+    largest: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+) -> Tensor:
+    """By how much the largest number of each window of a pooling exceeds the second."""
+    dims = len(kernel)
+    sizes = largest.shape[-dims:]
+    steps, sides, gaps = stride or kernel, [*padding] * dims, [*dilation] * dims
+    # the last windows may end beyond the input
+    ends = [
+        steps[i] * (sizes[i] - 1)
+        + gaps[i] * (kernel[i] - 1)
+        + 1
+        - sides[i]
+        - entered.shape[i - dims]
+        for i in range(dims)
+    ]
+    if any(sides[:dims]) or max(ends) > 0:
+        around = [size for i in reversed(range(dims)) for size in (sides[i], max(0, ends[i]))]
+        entered = F.pad(entered, around, value=-math.inf)
+    first, second = torch.full_like(largest, -math.inf), torch.full_like(largest, -math.inf)
+    for place in product(*map(range, kernel)):
+        starts = [gaps[i] * place[i] for i in range(dims)]
+        where = [
+            slice(start, start + steps[i] * (sizes[i] - 1) + 1, steps[i])
+            for i, start in enumerate(starts)
+        ]
+        part = entered[..., *where]  # type: ignore[index]
+        second = torch.maximum(second, torch.minimum(first, part))
+        first = torch.maximum(first, part)
+    return first - second
 
 
 def _bend(few: Few) -> str:
