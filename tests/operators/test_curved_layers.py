@@ -265,3 +265,27 @@ def test_a_dropped_operator_leaves_no_graph(layer):
     del operator, product, nodes
     gc.collect()
     assert not [ref for ref in dead if ref() is not None]
+
+
+class NewGELUActivation(nn.Module):
+    """As in transformers, up to the factor."""
+
+    def __init__(self, factor: float = 0.044715) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, z: Tensor) -> Tensor:
+        inner = (2 / torch.pi) ** 0.5 * (z + self.factor * torch.pow(z, 3.0))
+        return 0.5 * z * (1.0 + torch.tanh(inner))
+
+
+@pytest.mark.parametrize("factor", [0.044715, 0.05])
+def test_the_activation_of_gpt2_is_one_operation_where_it_is_gelu(factor, monkeypatch):
+    monkeypatch.setitem(LAYERS, "theirs", lambda: NewGELUActivation(factor))
+    problem, same = made("theirs"), made("GELU by tanh")
+    vectors = scores(problem.num_parameters, VECTORS)
+    operator, truth = lh.hessian(problem), hessian_columns(problem, vectors)
+    torch.testing.assert_close(operator @ vectors, truth, rtol=1e-10, atol=1e-12)
+    assert (operator.graph_bytes == lh.hessian(same).graph_bytes) == (factor == 0.044715)
+    assert isinstance(problem.source, nn.Module)
+    assert not any("forward" in vars(layer) for layer in problem.source.modules())
