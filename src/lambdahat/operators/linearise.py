@@ -852,7 +852,8 @@ class _NormSecond(_BlockRule):
         signal.addcmul_(u, weight)
         if not needs:
             return signal, None, None
-        n, factor = F.layer_norm(x, shape, None, None, eps), scale / -count
+        # on a GPU the scale of half precision is in float32
+        n, factor = F.layer_norm(x, shape, None, None, eps), (scale / -count).to(x.dtype)
         along = (n * a).sum(-1, keepdim=True)
         moved = torch.addcmul(b, factor * along, weight).mul_(g)
         moved.addcmul_(a, factor * (n * g).matmul(weight).unsqueeze(-1))
