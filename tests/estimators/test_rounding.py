@@ -731,7 +731,8 @@ def test_an_exact_trace_is_read_when_all_has_been_started():
         found = lh.trace(lh.hessian(problem))
     assert found.cost == 0
     wide = [i for i, name in enumerate(seen.names) if name in ("addmm64", "mm64")]
-    read = [i for i, name in enumerate(seen.names) if name == "_local_scalar_dense64"]
+    first = seen.names.index("topk")  # of what samples added to the trace
+    read = [i for i, name in enumerate(seen.names) if name.startswith("_local") and i > first]
     assert wide
     assert read
     assert max(wide) < min(read)
