@@ -40,7 +40,6 @@ from lambdahat.problem.evaluators import (
     FunctionEvaluator,
     OutputEvaluator,
     Parameters,
-    chain_of,
     check_first_batch,
 )
 from lambdahat.problem.losses import COUNTS, CrossEntropy, Custom, Loss, make_loss
@@ -306,13 +305,9 @@ class Problem:
         """The layers of a model whose graph shows all that it does (``chain_of``), and their input;
         None for other models.
         """
-        if self.model is None or self.loss_function is None or self.norm == "train":
+        if self.model is None or self.norm == "train":
             return None
-        args, kwargs, _ = self._with_model("chain").split(batch)
-        if kwargs or len(args) != 1 or type(args[0]) is not Tensor:
-            return None
-        layers = chain_of(self.model, args[0].ndim)
-        return None if layers is None else (layers, args[0])
+        return self._evaluate.chain(batch)
 
     def tensors(self, parameters: Parameters) -> dict[str, Tensor]:
         """The named parameters with all else that the model holds."""
