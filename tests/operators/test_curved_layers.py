@@ -167,6 +167,22 @@ def test_products_agree_with_double_backward(layer):
     torch.testing.assert_close((gauss_newton @ vectors)[:, 0], column, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("layer", [name for name in LAYERS if "attention" in name])
+def test_attention_to_keys_in_multiples_of_eight(layer, monkeypatch):
+    """As on a GPU; keys that are there for the sake of their number change nothing."""
+    sizes, plain = list[int](), torch.bmm
+    monkeypatch.setattr(linearise, "ALIGNED", {"cpu": 8})
+    monkeypatch.setattr(torch, "bmm", lambda a, b: sizes.append(b.shape[-1]) or plain(a, b))
+    problem = made(layer)
+    vectors = scores(problem.num_parameters, VECTORS)
+    found = lh.hessian(problem) @ vectors
+    assert 8 in sizes
+    assert LENGTH not in sizes
+    monkeypatch.undo()
+    truth = hessian_columns(problem, vectors)
+    torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "loss", [{"weight": torch.tensor([0.5, 1.0, 2.0]).double()}, {"label_smoothing": 0.1}]
 )

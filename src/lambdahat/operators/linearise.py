@@ -44,6 +44,9 @@ from lambdahat.problem.memory import LiveBytes
 from lambdahat.problem.space import Space
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# keys of attention come in multiples of so many, for matrices with rows of another length have
+# slower kernels
+ALIGNED = {"cuda": 8}
 
 
 def windows(layer: Any, entered: Tensor) -> Tensor:
@@ -888,7 +891,12 @@ def _attention(
         never = torch.zeros(attn_mask.shape, dtype=query.dtype, device=query.device)
         attn_mask = never.masked_fill_(~attn_mask, -math.inf)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    flat = (t.reshape(-1, *t.shape[-2:]).contiguous() for t in three)
+    length = key.shape[-2]
+    if spare := -length % ALIGNED.get(query.device.type, 1):
+        key, value = (F.pad(t, (0, 0, 0, spare)) for t in (key, value))
+        seen = query.new_zeros(length) if attn_mask is None else attn_mask
+        attn_mask = F.pad(seen.expand(*seen.shape[:-1], length), (0, spare), value=-math.inf)
+    flat = (t.reshape(-1, *t.shape[-2:]).contiguous() for t in (query, key, value))
     found = cast(Any, _Attention.apply)(*flat, attn_mask, lead, scale, layers)
     return cast(Tensor, found.view(*lead, *found.shape[-2:]))
 
