@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lambdahat as lh
-from lambdahat.operators import linearise
+from lambdahat.operators import curved_layers, linearise
 from lambdahat.problem.memory import LiveBytes
 
 WIDTH, LENGTH, SAMPLES, VECTORS = 12, 7, 5, 3
@@ -171,7 +171,7 @@ def test_products_agree_with_double_backward(layer):
 def test_attention_to_keys_in_multiples_of_eight(layer, monkeypatch):
     """As on a GPU; keys that are there for the sake of their number change nothing."""
     sizes, plain = list[int](), torch.bmm
-    monkeypatch.setattr(linearise, "ALIGNED", {"cpu": 8})
+    monkeypatch.setattr(curved_layers, "ALIGNED", {"cpu": 8})
     monkeypatch.setattr(torch, "bmm", lambda a, b: sizes.append(b.shape[-1]) or plain(a, b))
     problem = made(layer)
     vectors = scores(problem.num_parameters, VECTORS)
