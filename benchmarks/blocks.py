@@ -58,7 +58,7 @@ def real_network(name: str, quick: bool) -> tuple[nn.Module, tuple[int, ...], in
     """A network, the shape of a sample, and how many values and samples there are."""
     kind = (SMALL_NETWORKS if quick else REAL_NETWORKS)[name]
     try:
-        model = kind.make(None)  # type: ignore[arg-type]  # no plan is read
+        model = kind.make()
     except ImportError:
         if name == "vit_b_16":
             model = VisionTransformer()

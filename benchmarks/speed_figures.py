@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lambdahat.bench import FAMILIES, BenchResult
-from lambdahat.bench.records import OURS
+from lambdahat.bench.records import OURS, UNIT
 from lambdahat.cli.printing import markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -70,9 +70,9 @@ def seconds(work: str, case: str, factor: float = 1.0) -> Read:
     )
 
 
-def memory(work: str, case: str) -> Read:
-    """By how many MiB our peak rose."""
-    return lambda stored, machine: getattr(stored.row(machine, work, case), "memory", math.nan)
+def memory(work: str, case: str, by: str = OURS) -> Read:
+    """By how many MiB our peak rose, or another's."""
+    return lambda stored, machine: getattr(stored.row(machine, work, case, by), "memory", math.nan)
 
 
 def faster(work: str, case: str, peer: str, accuracy: float = math.inf) -> Read:
@@ -202,6 +202,17 @@ def curvature() -> Iterator[Figure]:
             on=H200,
             where=(H200,),
         )
+    settings: dict[str, Any] = {"on": H200, "where": (H200,)}
+    for case in ("resnet50", "vit_b_16", "gpt2"):
+        goal, read = f"HVP, {case}, TF32, on the H200: at most 2.5 gradients", cost("HVP", case)
+        yield Figure("curvature", goal, "networks", read, most=2.5, **settings)
+        read = ratio(memory("HVP", case), memory("HVP", case, UNIT))
+        goal = f"HVP, {case}, TF32, on the H200: at most 3 times the gradient's memory"
+        yield Figure("curvature", goal, "networks", read, "×", most=3.0, **settings)
+    for case in ("vit_b_16", "gpt2"):
+        work = "top-3 eigenvalues to 1e-3"
+        goal, read = f"{work}, {case}, TF32, on the H200: under 12 s", seconds(work, case)
+        yield Figure("curvature", goal, "networks", read, " s", most=12.0, **settings)
     for axis in ("data", "parameters", "depth"):
         read = filed({CPU: "scaling-cpu"}, "exponent", axis=axis)
         yield Figure(

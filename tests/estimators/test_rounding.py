@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import threading
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lambdahat as lh
 from lambdahat.operators.rounding import errors_of, rounding_of
@@ -773,3 +775,33 @@ def test_second_derivatives_that_fail_in_float64_are_perturbed_instead() -> None
     found = rounding_of(lh.hessian(problem, mode="reverse"))
     assert found is not None
     assert 0 < found.random.error < 1e-3 * found.random.size
+
+
+class _Order(TorchDispatchMode):
+    """The operations inside in their order; those in float64 end in 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        wide = any(isinstance(a, torch.Tensor) and a.dtype == torch.float64 for a in args)
+        self.names.append(func._schema.name.removeprefix("aten::") + ("64" if wide else ""))
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_exact_trace_is_read_when_all_has_been_started():
+    """A GPU works on it meanwhile, and sorts no samples."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    problem = lh.Problem(net, "cross_entropy", (torch.randn(400, 6), torch.randint(3, (400,))))
+    with _Order() as seen:
+        found = lh.trace(lh.hessian(problem))
+    assert found.cost == 0
+    wide = [i for i, name in enumerate(seen.names) if name in ("addmm64", "mm64")]
+    first = seen.names.index("topk")  # of what samples added to the trace
+    read = [i for i, name in enumerate(seen.names) if name.startswith("_local") and i > first]
+    assert wide
+    assert read
+    assert max(wide) < min(read)
+    assert not any("sort" in name for name in seen.names)

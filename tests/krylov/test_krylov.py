@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -285,3 +286,21 @@ def test_spectra_that_decay_fast_keep_the_basis_orthogonal(rate, floor):
         gram = run.basis.T @ run.basis
         gram.diagonal().sub_(1)
         assert float(gram.abs().max()) < 2 * torch.finfo(torch.float64).eps ** 0.5
+
+
+def test_parts_of_a_random_vector_have_streams_of_their_own(monkeypatch):
+    """The first is the one stream of a small vector, and threads change nothing."""
+    op, small = (operator(torch.eye(n, dtype=torch.float64)) for n in (96, 40))
+    monkeypatch.setattr(sys.modules[Krylov.__module__], "DRAWN", 40)
+    found, first = random_vector(op, 3, "start"), random_vector(small, 3, "start")
+    assert torch.equal(found, random_vector(op, 3, "start"))
+    torch.testing.assert_close(found[:40] / found[:40].norm(), first)
+    parts = [part / part.norm() for part in (found[:40], found[40:80], torch.cat([found[80:]] * 3))]
+    overlaps = [float(parts[0] @ parts[1]), float(parts[1][:16] @ parts[2][:16])]
+    assert max(map(abs, overlaps)) < 0.5
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert torch.equal(found, random_vector(op, 3, "start"))
+    finally:
+        torch.set_num_threads(threads)

@@ -190,6 +190,8 @@ def _estimate(
     if sampled is not None and sampled.status.ok:
         return sampled, "rounds"
     if method == "exact" or (method == "auto" and sampled is None):
+        # before the trace is read, for which a GPU is waited for; it is kept for later
+        closed_form_rounding(operator)
         known = operator.known_trace()
         if known is not None:
             cure = "look for a NaN loss or parameter"

@@ -43,7 +43,7 @@ CAPTURED, MOST_CAPTURED = 8, 4
 PAGES = 1 << 20
 # bytes of graphs up to which products are captured as a CUDA graph: of a block of vectors, and of
 # one as a share of the device's memory
-CUDA_GRAPH_BYTES, CUDA_GRAPH_FRACTION = 1 << 30, 0.1
+CUDA_GRAPH_BYTES, CUDA_GRAPH_FRACTION = 1 << 30, 0.125
 # a wrong rule is further off than rounding, by so many times the tolerance
 FAR = 100
 # bytes that cuDNN looks at: it searches for its kernels anew where a tangent starts elsewhere

@@ -24,19 +24,16 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import TransformType
-from torch._functorch.autograd_function import VmapInfo
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd.function import BackwardCFunction
 from torch.func import grad, jvp, vmap
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lambdahat._core.check import require_choice
 from lambdahat._core.device import Pullback, pull_back
 from lambdahat._core.rng import generator
+from lambdahat.operators.curved_layers import CURVE, BlockRule, CurvedLayers, Gradients
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, as_tree, rows_of, take
 from lambdahat.problem.checkpointing import recomputing
@@ -71,23 +68,26 @@ def windows(layer: Any, entered: Tensor) -> Tensor:
     return entered
 
 
-class PlainLayers(TorchFunctionMode):
+class PlainLayers(CurvedLayers):
     """While active, layers of the model are built from the functions below.
 
-    These are linear layers, convolutions, frozen batch norms, ReLU and max-pooling. While
+    These are linear layers, convolutions, frozen batch norms, ReLU, max-pooling, GELU, SiLU, layer
+    norms and attention. While
     ``signals_alone``, gradients are differentiated in the signals and not in inputs and weights:
     enough for Jv, and less work. A gradient that the model takes itself is never cut so.
 
     In a ``one_pass`` a layer adds the gradient of its weight to ``sums``, if they are given and the
-    weight is one of the ``parameters``, and the gradient of its input to what its second derivative
-    ``began``. Autograd's own sums would be further passes over the largest tensors.
+    weight is one of the ``parameters``, and the gradient of its input to that of its second
+    derivative, which is ``deferred`` until then. Autograd's own sums would be further passes over
+    the largest tensors, and would hold one as large as the input for every layer.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__()
-        self.signals_alone = self.adds = False
+        self.adds = False
         self.sums: ProductSums | None = None
-        self.began: dict[_Linear, tuple[Tensor, Tensor]] = {}
+        # the input, the signal and the tangent of the weight whose product it is, by layer
+        self.deferred: dict[_Linear, tuple[Tensor, Tensor, Tensor]] = {}
         self._slots = {id(parameter): i for i, parameter in enumerate(parameters)}
         self._lock = threading.Lock()
 
@@ -100,7 +100,15 @@ class PlainLayers(TorchFunctionMode):
                 yield
             finally:
                 self.adds, self.sums = False, None
-                self.began.clear()
+                self.deferred.clear()
+
+    def second(self, kernels: _Linear) -> Tensor | None:
+        """The gradient of a layer's input that was deferred, if one was."""
+        if kernels not in self.deferred:
+            return None
+        x, g, tangent = self.deferred.pop(kernels)
+        only_input = (True, False, False)
+        return _Backward.call(kernels, g, x, tangent, only_input, None, None)[0]  # type: ignore[no-any-return]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -109,6 +117,9 @@ class PlainLayers(TorchFunctionMode):
         if func in SELECT:
             selected = SELECT[func](*args, **kwargs)
             return func(*args, **kwargs) if selected is None else selected
+        if func in CURVE:
+            curved = CURVE[func](self, *args, **kwargs)
+            return func(*args, **kwargs) if curved is None else curved
         prepared = PREPARE[func](*args, **kwargs) if func in PREPARE else None
         if prepared is None or not (prepared[0].numel() and prepared[1].numel()):
             return func(*args, **kwargs)
@@ -239,7 +250,6 @@ class _FrozenNorm(_Convolve):
         return tuple(torch.ops.aten.native_batch_norm_backward(g, x, weight, *options))
 
 
-Gradients = tuple[Tensor | None, ...]
 Prepared = tuple[Tensor, Tensor, Tensor | None, _Linear] | None
 
 
@@ -330,7 +340,7 @@ class _Layer(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         mask, none = ctx.needs_input_grad[:3], (None, None)
         if not torch.is_grad_enabled():
-            _, began = ctx.layers.began.pop(ctx.kernels, none)
+            began = ctx.layers.second(ctx.kernels)
             sums = ctx.kernels.sums(ctx.layers, g)
             return (*_Backward.call(ctx.kernels, g, x, weight, mask, sums, began), *none)
         if ctx.layers.signals_alone:
@@ -372,9 +382,9 @@ class _Gradient(torch.autograd.Function):
                 c = c.reshape(-1, *[1] * (g.ndim - 1 - kernels.axis(g)))
                 signal = c.expand_as(g) if signal is None else signal + c
         if needs[2] and b is not None:
-            entered = backward(kernels, g, x, b, (True, False, False), None, None)[0]
-            if ctx.layers.adds:
-                ctx.layers.began[kernels], entered = (x, entered), None
+            ctx.layers.deferred[kernels] = x, g, b
+            if not ctx.layers.adds:
+                entered = ctx.layers.second(kernels)
         if needs[3] and a is not None:
             mask, sums = (False, True, False), kernels.sums(ctx.layers, g)
             own = backward(kernels.slope, g, a, weight, mask, sums, None)[1]
@@ -467,58 +477,7 @@ class _Selected(torch.autograd.Function):
         return None, None, ctx.push(a, *kept), *[None] * len(kept)
 
 
-class _BlockRule(torch.autograd.Function):
-    """A function of a layer's tensors that nobody differentiates, with a rule for blocks.
-
-    The vectors of a block are a dimension before the channels. So they fold into the batch where
-    the weight is shared, and stack as channels where it is not, both without a copy.
-    """
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is saved."""
-
-    @classmethod
-    def call(cls, *args: Any) -> Any:
-        """What ``apply`` gives, at a tenth of its cost: it binds and flattens its arguments.
-
-        A product of a small network has as many microseconds of arithmetic.
-        """
-        if not torch._C._are_functorch_transforms_active():
-            return cls.forward(*args)
-        top: Any = retrieve_current_functorch_interpreter()
-        if top.key() != TransformType.Vmap:
-            return cls.apply(*args)  # type: ignore[no-untyped-call]
-        level, unwrap = top.level(), torch._C._functorch._unwrap_batched
-        given = [unwrap(a, level) if isinstance(a, Tensor) else (a, None) for a in args]
-        values, dims = zip(*given, strict=True)
-        with top.lower():
-            if all(dim is None for dim in dims):
-                return cls.forward(*values)
-            info = VmapInfo(top.batch_size(), top.randomness())
-            found, places = cast(Any, cls).vmap(info, dims, *values)
-        if isinstance(found, Tensor):
-            return torch._C._functorch._add_batch_dim(found, places, level)
-        return tuple(
-            t if d is None else torch._C._functorch._add_batch_dim(t, d, level)
-            for t, d in zip(found, places, strict=True)
-        )
-
-    @classmethod
-    def one_by_one(cls, info: Any, dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
-        """The rule for what does not stack: grouped convolutions, norms."""
-        given = list(zip(args, dims, strict=True))
-        found = [
-            cls.forward(*(t.select(d, i) if isinstance(d, int) else t for t, d in given))
-            for i in range(info.batch_size)
-        ]
-        if isinstance(found[0], Tensor):
-            return torch.stack(found), 0
-        parts = tuple(None if p[0] is None else torch.stack(p) for p in zip(*found, strict=True))
-        return parts, tuple(None if part is None else 0 for part in parts)
-
-
-class _Signal(_BlockRule):
+class _Signal(BlockRule):
     """a∗w + x∗b + c, or a∗w where no b is given."""
 
     @staticmethod
@@ -557,7 +516,7 @@ class _Signal(_BlockRule):
         return signal if a is None or axis > 1 else signal.unflatten(0, a.shape[:2]), axis
 
 
-class _Backward(_BlockRule):
+class _Backward(BlockRule):
     """(∂x, ∂w, ∂b) of a layer from the signal g; those that ``mask`` asks for.
 
     ∂w is added to ``sums`` and ∂x to what ``began``, where they are given.
@@ -1105,9 +1064,9 @@ def _pull(
         nonlocal reached
         grads: Parts = list(outputs(inputs, seeds, **options))
         # of a layer whose own backward pass did not come afterwards, as where the loss is linear
-        while layers is not None and layers.began:
-            left, entered = zip(*layers.began.values(), strict=True)
-            layers.began.clear()
+        while layers is not None and layers.deferred:
+            left = [x for x, *_ in layers.deferred.values()]
+            entered = [cast(Tensor, layers.second(layer)) for layer in list(layers.deferred)]
             pairs = zip(grads, pull_back(left, inputs, entered, **options), strict=True)
             grads = [b if a is None else a if b is None else a + b for a, b in pairs]
         if sums is None:

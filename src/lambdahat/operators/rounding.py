@@ -262,9 +262,17 @@ def _choose(
 
 
 def _lead(sizes: Tensor, count: int) -> Tensor:
-    """The samples that come first in any row of sizes (k, n), (count,)."""
-    ranks = sizes.argsort(dim=1, descending=True).argsort(dim=1).amin(dim=0)
-    return ranks.argsort()[:count]
+    """The samples that come first in any row of sizes (k, n), (count,).
+
+    Not by sorting all of them, for which a GPU starts thirty kernels.
+    """
+    places = sizes.topk(count, dim=1).indices
+    ranks = torch.arange(count, device=sizes.device).expand_as(places)
+    first = ranks.new_full((sizes.shape[1],), count)
+    first.scatter_reduce_(0, places.flatten(), ranks.flatten(), "amin")
+    # of two that come first alike the one before
+    keys = first * len(first) + torch.arange(len(first), device=sizes.device)
+    return keys.topk(count, largest=False).indices
 
 
 def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:

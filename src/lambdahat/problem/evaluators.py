@@ -231,6 +231,18 @@ class Evaluator:
             output if isinstance(output, Tensor) else restored(self.read(output)), target
         )
 
+    def chain(self, batch: Batch) -> tuple[list[tuple[str, nn.Module]], Tensor] | None:
+        """The layers of a model whose graph shows all that it does (``chain_of``), and their input;
+        None for other models.
+        """
+        if self.model_loss:
+            return None
+        args, kwargs, _ = self.split(batch)
+        if kwargs or len(args) != 1 or type(args[0]) is not Tensor:
+            return None
+        layers = chain_of(self.model, args[0].ndim)
+        return None if layers is None else (layers, args[0])
+
     def recomputes(self, point: Callable[[], tuple[Parameters, Batch]]) -> bool:
         """Whether the model checkpoints, with the same gradient where those parts rerun; tried
         once.
@@ -390,11 +402,15 @@ def check_first_batch(evaluate: Evaluator, parameters: Parameters, batches: Batc
     require_type(loss, Tensor, "loss", "return a tensor")
     single, cure = loss.ndim == 0 or loss.numel() == 1, 'use reduction="mean"'
     require(single, "loss", "return one number, the mean over the batch", loss, cure)
+    named = not evaluate.model_loss and type(evaluate.loss) in losses.NAMED.values()
+    # a chain of torch's own layers has a gradient, and gives the same twice
+    known = named and type(evaluate) is Evaluator and evaluate.chain(batch) is not None
     grads: tuple[Tensor | None, ...] = (None,)
-    if loss.requires_grad:
+    if loss.requires_grad and not known:
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     # with a graph, like the first: attention without one is another kernel
-    values = [value.detach().reshape(()) for value in (loss, evaluate(leaves, batch))]
+    other = loss if known else evaluate(leaves, batch)
+    values = [value.detach().reshape(()) for value in (loss, other)]
     values += [total for _, total in batches.sums]
     wide = reduce(torch.promote_types, (value.dtype for value in values[2:]), loss.dtype)
     each = torch.stack([value.to(loss.device, wide) for value in values])
@@ -408,7 +424,8 @@ def check_first_batch(evaluate: Evaluator, parameters: Parameters, batches: Batc
             value = float(evaluate(parameters, later))
             if not math.isfinite(value):  # else the model or the loss masks what is not finite
                 _blame(evaluate, parameters, later, value)
-    if all(grad is None for grad in grads):
+    depends = loss.requires_grad if known else any(grad is not None for grad in grads)
+    if not depends:
         raise ValueError(
             "loss must depend on the selected parameters, got one whose gradient is None; do not"
             " detach, use no_grad or argmax on the way to it"
@@ -418,7 +435,6 @@ def check_first_batch(evaluate: Evaluator, parameters: Parameters, batches: Batc
             f"the model must give the same loss twice, got {once:.9g} then {again:.9g}; switch off"
             " dropout or noise that is on in eval mode"
         )
-    named = not evaluate.model_loss and type(evaluate.loss) in losses.NAMED.values()
     if not named:  # those are means as they are made
         with torch.no_grad():
             _require_mean(evaluate, leaves, batch)

@@ -42,10 +42,9 @@ from lambdahat.problem.evaluators import (
     FunctionEvaluator,
     OutputEvaluator,
     Parameters,
-    chain_of,
     check_first_batch,
 )
-from lambdahat.problem.losses import COUNTS, Custom, Loss, make_loss
+from lambdahat.problem.losses import COUNTS, CrossEntropy, Custom, Loss, make_loss
 from lambdahat.problem.memory import cut_to_fit
 from lambdahat.problem.network import (
     BATCH_NORMS,
@@ -310,9 +309,10 @@ class Problem:
             expected = 'have more than one sample in each batch for norm="train"'
             raise ValueError(message("data", expected, got, cure)) from error
 
-    def _weigh(self) -> None:
+    def _weigh(self, all_count: bool = False) -> None:
         """Weigh the batches and, once all ranks agree on the whole, take this rank's share."""
-        terms = [self._evaluate.terms(batch) for batch in self.batches]
+        run = self._evaluate
+        terms = [float(batch.size) if all_count else run.terms(batch) for batch in self.batches]
         self._total = sum(terms)
         counted = self._total > 0
         require(counted, "data", "hold at least one target that counts", "only ignored targets")
@@ -386,13 +386,9 @@ class Problem:
         """The layers of a model whose graph shows all that it does (``chain_of``), and their input;
         None for other models.
         """
-        if self.model is None or self.loss_function is None or self.norm == "train":
+        if self.model is None or self.norm == "train":
             return None
-        args, kwargs, _ = self._with_model("chain").split(batch)
-        if kwargs or len(args) != 1 or type(args[0]) is not Tensor:
-            return None
-        layers = chain_of(self.model, args[0].ndim)
-        return None if layers is None else (layers, args[0])
+        return self._evaluate.chain(batch)
 
     def tensors(self, parameters: Parameters) -> dict[str, Tensor]:
         """The named parameters with all else that the model holds."""
@@ -506,7 +502,12 @@ class Problem:
     def on_checked(self, batches: Batches) -> Problem:
         """The same problem on some of its own samples, which are not checked again."""
         other = copy_with(self, batches=batches)
-        other._weigh()
+        # to count the targets of some a GPU would be waited for
+        loss, all_count = self.loss_function, False
+        if self.model is not None and type(loss) is CrossEntropy and loss.weight is None:
+            whole = self._total == self.num_samples
+            all_count = whole and self.target(self.batches.first()).ndim == 1
+        other._weigh(all_count)
         return other
 
     def refresh_statistics(self) -> Problem:

@@ -324,8 +324,8 @@ def _sample_lengths(signals: Tensor, part: Part) -> Tensor:
     """
     norm = torch.linalg.vector_norm
     squares = norm(signals.flatten(2), dim=2).double().square().sum(dim=0)
-    inputs = [norm(call.entered.flatten(1), dim=1).double() for call in part.layers.values()]
-    lengths: Tensor = squares * (1 + torch.stack(inputs).square()).sum(dim=0)
+    inputs = [norm(call.entered.flatten(1), dim=1) for call in part.layers.values()]
+    lengths: Tensor = squares * (1 + torch.stack(inputs).double().square()).sum(dim=0)
     return lengths
 
 
