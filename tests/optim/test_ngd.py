@@ -12,7 +12,7 @@ from torch import nn
 
 from lambdahat._core.rng import generator
 from lambdahat.models import mlp
-from lambdahat.optim import NGD
+from lambdahat.optim import KFAC, NGD
 from lambdahat.optim.online_fisher import (
     OnlineFisher,
     Seen,
@@ -312,6 +312,24 @@ def test_float32_keeps_to_float64():
         steps[dtype] = list(walk(NGD([weight], lr=1.0, alpha=0.1), weight, gradients((60, 50), 30)))
     for low, high in zip(*steps.values(), strict=True):
         assert (low - high).norm() < 1e-4 * high.norm()
+
+
+@pytest.mark.parametrize("make", [lambda m: NGD(m.parameters(), 0.1), lambda m: KFAC(m, 0.1, 0.3)])
+def test_wide_layers_keep_to_float64(make):
+    """Their products are large enough for the fastest kernels."""
+    rng = generator(0, "wide")
+    x, y = torch.rand(128, 300, generator=rng), torch.randint(0, 10, (128,), generator=rng)
+    models = [mlp([300, 200, 10], seed=0).to(dtype) for dtype in (torch.float32, torch.float64)]
+    for model in models:
+        optimizer = make(model)
+        for _ in range(12):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x.to(model[0].weight.dtype)), y).backward()
+            optimizer.step()
+    before = mlp([300, 200, 10], seed=0)
+    for near, exact, start in zip(*(m.parameters() for m in (*models, before)), strict=True):
+        moved = (exact - start).norm()
+        assert (near - exact).norm() < 1e-4 * moved
 
 
 def test_norms_are_kept_tensor_by_tensor_or_not():

@@ -148,6 +148,7 @@ def give_back_pages(largest: int) -> None:
 LARGE_PRODUCT = 1 << 20
 # terms that oneDNN may add one after the other: its rounding grows with their root
 MOST_TERMS, TERMS = 2048, 512
+PLAIN = (Tensor, Parameter)  # and not a subclass with operations of its own
 
 
 @cache
@@ -173,10 +174,11 @@ def _has_faster_products() -> bool:
 
 def _fits(a: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN is to compute a·weightᵀ, for matrices or a stack ``a`` of them."""
-    plain = a.dtype == weight.dtype == torch.float32 and a.is_cpu and weight.is_cpu
-    if not plain or a.numel() * len(weight) < LARGE_PRODUCT or torch.is_grad_enabled():
+    if a.numel() * weight.shape[0] < LARGE_PRODUCT or torch.is_grad_enabled():
         return False
-    if not {type(a), type(weight)} <= {Tensor, Parameter} or not _has_faster_products():
+    if not (a.dtype is weight.dtype is torch.float32 and a.is_cpu and weight.is_cpu):
+        return False
+    if not (type(a) in PLAIN and type(weight) in PLAIN and _has_faster_products()):
         return False
     # it takes a thousand times as long where the rows of a weight lie apart
     return weight.is_contiguous() or weight.T.is_contiguous()
@@ -190,25 +192,54 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def multiply(a: Tensor, b: Tensor, start: Tensor | None = None, overwrite: bool = False) -> Tensor:
-    """AB of matrices by the fastest kernel, or ``start`` + AB, which may ``overwrite`` it; not
-    differentiable.
+def multiply(
+    a: Tensor,
+    b: Tensor,
+    start: Tensor | None = None,
+    alpha: float = 1.0,
+    *,
+    overwrite: bool = False,
+) -> Tensor:
+    """AB of matrices by the fastest kernel, or ``start`` + alpha·AB, which may ``overwrite`` it;
+    not differentiable.
     """
-    if _fits(a, b.T):
-        parts, run = [(a, b)], torch.ops.mkldnn._linear_pointwise
-        if b.is_contiguous() and len(b) > TERMS:
-            parts = list(zip(a.split(TERMS, dim=1), b.split(TERMS), strict=True))
-        if len(parts) > 1 or len(b) <= MOST_TERMS:
-            for left, right in parts:
-                if start is None:
-                    start = run.default(left, right.T, None, "none", [], "")
-                else:
-                    start = run.binary(left, start, right.T, None, "add")
-            assert start is not None
-            return start
+    terms, weight = b.shape[0], b.T
+    cut = terms > TERMS and b.is_contiguous()
+    if (cut or terms <= MOST_TERMS) and _fits(a, weight):
+        run = torch.ops.mkldnn._linear_pointwise
+        parts = zip(a.split(TERMS, 1), b.split(TERMS), strict=True) if cut else [(a, b)]
+        for left, right in parts:
+            if start is None:
+                start = run.default(left, right.T, None, "none", [], "")
+            else:
+                right = right if alpha == 1.0 else right * alpha
+                start = run.binary(left, start, right.T, None, "add")
+        assert start is not None
+        return start
     if start is None:
         return a @ b
-    return torch.addmm(start, a, b, out=start) if overwrite else torch.addmm(start, a, b)
+    return torch.addmm(start, a, b, alpha=alpha, **({"out": start} if overwrite else {}))
+
+
+def multiply_stacks(
+    a: Tensor,
+    b: Tensor,
+    start: Tensor | None = None,
+    alpha: float = 1.0,
+    *,
+    overwrite: bool = False,
+) -> Tensor:
+    """The same of stacks of matrices (S, ·, ·), of each member as of it alone."""
+    large = a.shape[1] * a.shape[2] * b.shape[2] >= LARGE_PRODUCT
+    if large and _fits(a[0], b[0].T):
+        starts = [None] * len(a) if start is None else start
+        members = zip(a, b, starts, strict=True)
+        parts = [multiply(*each, alpha, overwrite=overwrite) for each in members]
+        return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
+    if start is None:
+        return torch.bmm(a, b)
+    add = start.baddbmm_ if overwrite else start.baddbmm
+    return add(a, b, alpha=alpha)
 
 
 _sides = threading.local()
@@ -410,7 +441,7 @@ class _Operations(OperationWatch):
         if isinstance(value, Tensor):
             if value in self._places:
                 return self._places[value]
-            self.plain = self.plain and type(value) in (Tensor, Parameter)
+            self.plain = self.plain and type(value) in PLAIN
             self._places[value] = len(self._values)
         self._values.append(value)
         return len(self._values) - 1
