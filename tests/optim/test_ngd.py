@@ -327,8 +327,8 @@ def test_wide_layers_keep_to_float64(make):
             torch.nn.functional.cross_entropy(model(x.to(model[0].weight.dtype)), y).backward()
             optimizer.step()
     before = mlp([300, 200, 10], seed=0)
-    for near, exact, start in zip(*(m.parameters() for m in (*models, before)), strict=True):
-        moved = (exact - start).norm()
+    for near, exact, first in zip(*(m.parameters() for m in (*models, before)), strict=True):
+        moved = (exact - first).norm()
         assert (near - exact).norm() < 1e-4 * moved
 
 
