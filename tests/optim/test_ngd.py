@@ -5,6 +5,7 @@ recursion step by step.
 import copy
 import io
 import math
+import threading
 
 import pytest
 import torch
@@ -330,6 +331,22 @@ def test_wide_layers_keep_to_float64(make):
     for near, exact, first in zip(*(m.parameters() for m in (*models, before)), strict=True):
         moved = (exact - first).norm()
         assert (near - exact).norm() < 1e-4 * moved
+
+
+def test_a_second_thread_solves_the_same_eigenproblems(monkeypatch):
+    ends = []
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        model, rng = mlp([90, 160, 10], seed=0), generator(0, "threads")
+        optimizer = NGD(model.parameters(), 0.1)
+        for _ in range(6):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=rng)
+            optimizer.step()
+        ends.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert torch.equal(*ends)
+    names = [thread.name for thread in threading.enumerate()]
+    assert any(name.startswith("lambdahat-eigenpairs") for name in names)
 
 
 def test_norms_are_kept_tensor_by_tensor_or_not():

@@ -207,13 +207,14 @@ def multiply(
     cut = terms > TERMS and b.is_contiguous()
     if (cut or terms <= MOST_TERMS) and _fits(a, weight):
         run = torch.ops.mkldnn._linear_pointwise
-        parts = zip(a.split(TERMS, 1), b.split(TERMS), strict=True) if cut else [(a, b)]
-        for left, right in parts:
+        parts = zip(a.split(TERMS, 1), weight.split(TERMS, 1), strict=True) if cut else None
+        for left, right in parts or [(a, weight)]:
             if start is None:
-                start = run.default(left, right.T, None, "none", [], "")
+                start = run.default(left, right, None, "none", [], "")
             else:
-                right = right if alpha == 1.0 else right * alpha
-                start = run.binary(left, start, right.T, None, "add")
+                start = run.binary(
+                    left, start, right * alpha if alpha != 1.0 else right, None, "add"
+                )
         assert start is not None
         return start
     if start is None:

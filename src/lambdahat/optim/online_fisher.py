@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -67,7 +68,7 @@ def by_eigenvectors(images: list[Tensor], task: FisherTask) -> Next:
     """
     square = torch.cat([multiply_stacks(image, image.mT) for image in images]).double()
     # a member that has diverged must not stop the others
-    values, vectors = torch.linalg.eigh(square.nan_to_num_(0.0, 0.0, 0.0))
+    values, vectors = _eigenpairs(square.nan_to_num_(0.0, 0.0, 0.0))
     rate = task.rate.unsqueeze(-1)
     root = torch.maximum(values.clamp_min(0.0).sqrt() * rate, task.least.unsqueeze(-1))
     rest = (task.mass - root.sum(-1)) / (task.size - root.shape[-1])
@@ -76,6 +77,31 @@ def by_eigenvectors(images: list[Tensor], task: FisherTask) -> Next:
     rest = torch.maximum(rest, floor)
     beta = smoothing_level(weights.sum(-1), rest, task.size, task.alpha).unsqueeze(-1)
     return Next(vectors.mT * (rate / root).unsqueeze(-1), weights, weights / (weights + beta), rest)
+
+
+SPREAD = 1 << 14  # entries of matrices from which a second thread pays
+
+
+def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of a stack (S, R, R) on a CPU.
+
+    LAPACK solves them one by one and, at such orders, on one thread: half of them go to another,
+    where PyTorch may use one.
+    """
+    half = len(matrices) // 2
+    if not half or matrices.numel() < SPREAD or torch.get_num_threads() == 1:
+        values, vectors = torch.linalg.eigh(matrices)
+        return values, vectors
+    others = _second_thread().submit(torch.linalg.eigh, matrices[:half])
+    own = torch.linalg.eigh(matrices[half:])
+    pairs = zip(others.result(), own, strict=True)
+    values, vectors = (torch.cat(parts) for parts in pairs)
+    return values, vectors
+
+
+@cache
+def _second_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "lambdahat-eigenpairs")
 
 
 def smoothing_level(trace: Tensor, rest: Tensor, size: Tensor, alpha: float | Tensor) -> Tensor:
