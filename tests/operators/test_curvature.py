@@ -610,6 +610,21 @@ def test_repeated_products_are_the_first_to_the_bit(make) -> None:
     assert operator.matvecs == 15
 
 
+def test_data_that_change_in_place_end_a_replacement() -> None:
+    """What autograd then does, or refuses, is autograd's to say."""
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    often, once = (hessian(Problem(model, "cross_entropy", [(x, y)])) for _ in range(2))
+    v = torch.randn(often.dim)
+    for _ in range(8):
+        often @ v
+    assert often.prepare().line.replaces
+    once @ v
+    x.mul_(2.0)
+    assert torch.equal(often @ v, once @ v)
+    assert not often.prepare().line.replaces
+
+
 class _LinearOutput(nn.Module):
     """Two linear maps without bias, whose own passes do not follow their second derivatives."""
 

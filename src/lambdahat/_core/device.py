@@ -372,6 +372,8 @@ class StraightLine:
                 found = function(given)
             self._noted = noted if noted.complete(found) else None
             return found
+        if noted is not None and noted.stale():  # autograd may refuse, and says why
+            noted, self._noted, self.replaces = None, None, False
         if noted is None:
             return function(given)
         with torch.no_grad():
@@ -400,6 +402,7 @@ class _Operations(OperationWatch):
         self._places = WeakTensorKeyDictionary({given: 0})
         self._made, self._views = {0}, dict[Any, int]()
         self._steps: list[Any] = []
+        self._versions: list[tuple[Tensor, int]] = []
         self._found = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -446,6 +449,8 @@ class _Operations(OperationWatch):
                 return self._places[value]
             self.plain = self.plain and type(value) in PLAIN
             self._places[value] = len(self._values)
+            if not value.is_inference():
+                self._versions.append((value, value._version))
         self._values.append(value)
         return len(self._values) - 1
 
@@ -471,6 +476,10 @@ class _Operations(OperationWatch):
         self._found, self._shape = place, (found.shape, found.stride())
         self._places, self._views, self._made = WeakTensorKeyDictionary(), {}, set()
         return True
+
+    def stale(self) -> bool:
+        """Whether a constant was changed in place."""
+        return any(constant._version != version for constant, version in self._versions)
 
     def run(self, given: Tensor) -> Tensor:
         """What the function gives for a tensor of the same shape and strides."""
