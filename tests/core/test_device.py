@@ -76,6 +76,7 @@ def test_products_are_those_in_float64(shape: tuple[int, int, int], left: str, r
     assert torch.equal(start, kept)
     assert (device.multiply(a, b, start, overwrite=True) - (kept + exact)).norm() < allowed
     assert (device.linear(a, b.T, bias) - (exact + bias)).norm() < allowed
+    assert (device.linear(a, b.T, bias[:1].expand(n)) - (exact + bias[0])).norm() < allowed
     stacked = a.unflatten(0, (1, m))
     assert (device.linear(stacked, b.T)[0] - exact).norm() < allowed
 

@@ -186,7 +186,9 @@ def _fits(a: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``torch.nn.functional.linear`` by the fastest kernel; not differentiable."""
-    if x.shape[-1] <= MOST_TERMS and _fits(x, weight):
+    plain = bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous())
+    same = bias is None or (type(bias) in PLAIN and bias.dtype is x.dtype)
+    if x.shape[-1] <= MOST_TERMS and plain and same and _fits(x, weight):
         found: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
         return found
     return F.linear(x, weight, bias)
