@@ -88,3 +88,24 @@ def test_unknown_names_are_attribute_errors():
 
 def test_completion_finds_every_public_name(imported):
     assert json.loads(imported)["not completed"] == []
+
+
+FIRST_CALL = """
+import sys, torch
+import lambdahat as lh
+before = set(sys.modules)
+layers = torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3)
+data = torch.randn(8, 4), torch.randint(0, 3, (8,))
+problem = lh.Problem(torch.nn.Sequential(*layers), "cross_entropy", data)
+lh.trace(lh.hessian(problem))
+lh.eigenpairs(lh.hessian(problem), k=2)
+own = sorted(name for name in set(sys.modules) - before if name.startswith("lambdahat"))
+torch.func.vmap(problem.loss_function.value, (0, None))(torch.randn(2, 8, 3), data[1])
+print(own, "sympy" in sys.modules)
+"""
+
+
+def test_first_calls_import_nothing_more():
+    command = [sys.executable, "-c", FIRST_CALL]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] False"

@@ -7,6 +7,7 @@ model.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -222,3 +223,11 @@ def __dir__() -> list[str]:
     """All public names, those that are not loaded yet too, for completion."""
     own = (name for name in globals() if name.startswith("__"))
     return sorted({*own, *__all__})
+
+
+# Where torch is loaded, the modules behind every measurement, a tenth of torch itself, are part of
+# the import, and not of whichever call comes first. They stay out of a process that wants no more
+# than a name, such as a command line that shows its help.
+if "torch" in sys.modules:
+    with _uncollected():
+        import_module("lambdahat.estimators")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -589,6 +590,39 @@ def test_matrix_products_of_a_product(make, kernels: int, vectors: int) -> None:
         operator @ given
     multiplications = 2 * 6 * 5 + kernels * (5 * 4 + 4 * 3)
     assert count.get_total_flops() == 2 * 7 * vectors * multiplications
+
+
+@pytest.mark.parametrize("make", [hessian, ggn, gradient_covariance, fisher])
+def test_repeated_products_are_the_first_to_the_bit(make) -> None:
+    """Layers large enough for the fastest kernels, against float64; in the end no autograd runs."""
+    layers = nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 5)
+    model, rng = nn.Sequential(*layers), torch.Generator().manual_seed(0)
+    x, y = torch.randn(600, 64, generator=rng), torch.randint(0, 5, (600,), generator=rng)
+    operator = make(Problem(model, "cross_entropy", (x, y), batch_size=300))
+    exact = make(Problem(copy.deepcopy(model).double(), "cross_entropy", (x.double(), y)))
+    vectors = torch.randn(operator.dim, 3, generator=rng)
+    first = [operator @ v for v in vectors.T]
+    assert relative(torch.stack(first, dim=1), exact @ vectors.double()) < 2e-6
+    for _ in range(3):
+        assert all(torch.equal(operator @ v, w) for v, w in zip(vectors.T, first, strict=True))
+    assert operator.prepare().line.replaces
+    assert relative(operator @ vectors, exact @ vectors.double()) < 2e-6
+    assert operator.matvecs == 15
+
+
+def test_data_that_change_in_place_end_a_replacement() -> None:
+    """What autograd then does, or refuses, is autograd's to say."""
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    often, once = (hessian(Problem(model, "cross_entropy", [(x, y)])) for _ in range(2))
+    v = torch.randn(often.dim)
+    for _ in range(8):
+        often @ v
+    assert often.prepare().line.replaces
+    once @ v
+    x.mul_(2.0)
+    assert torch.equal(often @ v, once @ v)
+    assert not often.prepare().line.replaces
 
 
 class _LinearOutput(nn.Module):

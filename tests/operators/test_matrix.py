@@ -430,3 +430,18 @@ def test_products_of_linear_operator_track_no_gradient() -> None:
 
 def test_the_identity_of_a_matrix() -> None:
     assert torch.equal(identity(np.eye(3)).dense(), torch.eye(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bounds_of_sparse_rows_and_one_view_of_them(dtype, monkeypatch):
+    """Rows without entries too; SciPy checks its view once, not at every product."""
+    dense = torch.zeros(7, 7, dtype=dtype)
+    dense[0, 3] = dense[3, 0] = -2.0
+    dense[3, 3], dense[5, 5], dense[5, 6], dense[6, 5] = 1.5, -4.0, 0.5, 0.5
+    sparse, views, make = operator(dense.to_sparse_csr()), [], scipy.sparse.csr_array
+    monkeypatch.setattr(scipy.sparse, "csr_array", lambda *a, **k: views.append(0) or make(*a, **k))
+    assert sparse.known_bounds() == operator(dense).known_bounds() == (-4.5, 3.5)
+    v = torch.arange(7, dtype=dtype)
+    for _ in range(5):
+        assert torch.equal(sparse @ v, dense @ v)
+    assert len(views) == 1

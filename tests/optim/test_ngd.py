@@ -5,6 +5,7 @@ recursion step by step.
 import copy
 import io
 import math
+import threading
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from lambdahat._core.rng import generator
 from lambdahat.models import mlp
-from lambdahat.optim import NGD
+from lambdahat.optim import KFAC, NGD
 from lambdahat.optim.online_fisher import (
     OnlineFisher,
     Seen,
@@ -312,6 +313,40 @@ def test_float32_keeps_to_float64():
         steps[dtype] = list(walk(NGD([weight], lr=1.0, alpha=0.1), weight, gradients((60, 50), 30)))
     for low, high in zip(*steps.values(), strict=True):
         assert (low - high).norm() < 1e-4 * high.norm()
+
+
+@pytest.mark.parametrize("make", [lambda m: NGD(m.parameters(), 0.1), lambda m: KFAC(m, 0.1, 0.3)])
+def test_wide_layers_keep_to_float64(make):
+    """Their products are large enough for the fastest kernels."""
+    rng = generator(0, "wide")
+    x, y = torch.rand(128, 300, generator=rng), torch.randint(0, 10, (128,), generator=rng)
+    models = [mlp([300, 200, 10], seed=0).to(dtype) for dtype in (torch.float32, torch.float64)]
+    for model in models:
+        optimizer = make(model)
+        for _ in range(12):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x.to(model[0].weight.dtype)), y).backward()
+            optimizer.step()
+    before = mlp([300, 200, 10], seed=0)
+    for near, exact, first in zip(*(m.parameters() for m in (*models, before)), strict=True):
+        moved = (exact - first).norm()
+        assert (near - exact).norm() < 1e-4 * moved
+
+
+def test_a_second_thread_solves_the_same_eigenproblems(monkeypatch):
+    ends = []
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        model, rng = mlp([90, 160, 10], seed=0), generator(0, "threads")
+        optimizer = NGD(model.parameters(), 0.1)
+        for _ in range(6):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=rng)
+            optimizer.step()
+        ends.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert torch.equal(*ends)
+    names = [thread.name for thread in threading.enumerate()]
+    assert any(name.startswith("lambdahat-eigenpairs") for name in names)
 
 
 def test_norms_are_kept_tensor_by_tensor_or_not():

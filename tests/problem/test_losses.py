@@ -252,6 +252,19 @@ def test_fisher_of_gaussian_nll_is_the_mean_square_of_its_slope(form):
     assert bool(((outer.mean(0) - torch.diag_embed(expected)).abs() <= 5 * stderr).all())
 
 
+@pytest.mark.parametrize("shape", [(6, 4), (6, 4, 5), (6, 5, 4)], ids=str)
+def test_cross_entropy_of_models_side_by_side(shape):
+    """Inside vmap, values and gradients are those of each model alone."""
+    output = normal(3, *shape).requires_grad_()
+    target = ignored(labels(4, *(size for size in shape if size != 4)))
+    loss = make_loss("cross_entropy").settle([(output[0], target)])
+    together = torch.func.vmap(loss.value, (0, None))(output, target)
+    alone = torch.stack([loss.value(each, target) for each in output])
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=0)
+    ours, theirs = (torch.autograd.grad(part.sum(), output)[0] for part in (together, alone))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
 def test_classes_of_dtype_uint8_are_all_counted():
     """156 is −100 in 8 bits, and must not pass for the mark of targets to leave out."""
     output, target = normal(3, 200), torch.tensor([156, 7, 199], dtype=torch.uint8)

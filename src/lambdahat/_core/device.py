@@ -1,22 +1,30 @@
 """Where and how tensors are computed: full float32 for our own linear algebra, and CUDA graphs that
-replay many small launches as one; on the CPU, memory that is used again without new pages, and
-vector–Jacobian products that do not wait for what torch imports.
+replay many small launches as one; on the CPU, memory that is used again without new pages, the
+fastest matrix products, vector–Jacobian products that do not wait for what torch imports, and
+functions that are repeated by their operations alone.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from operator import itemgetter
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
 @contextmanager
@@ -129,6 +137,109 @@ class _FreedPages:
 
 _freed_pages = _FreedPages()
 keep_freed_pages, give_back_pages = _freed_pages.held, _freed_pages.lower
+
+
+# multiplications of a matrix product from which oneDNN's call, 8 µs longer, pays
+LARGE_PRODUCT = 1 << 20
+# terms that oneDNN may add one after the other: its rounding grows with their root
+MOST_TERMS, TERMS = 2048, 512
+PLAIN = (Tensor, Parameter)  # and not a subclass with operations of its own
+
+
+@cache
+def _has_faster_products() -> bool:
+    """Whether oneDNN multiplies matrices in float32 faster than MKL: on AMD's CPUs with AVX-512.
+
+    MKL keeps to AVX2 there, at 2.2 times the time. A rule, not a measurement, so that all runs on
+    one machine round alike.
+    """
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    maker = platform.processor()
+    with suppress(OSError):
+        maker += Path("/proc/cpuinfo").read_text(encoding="utf-8")[:1000]
+    with suppress(AttributeError, RuntimeError):  # a PyTorch with another signature
+        one, linear = torch.ones(1, 1), torch.ops.mkldnn._linear_pointwise
+        linear.binary(one, linear.default(one, one, None, "none", [], ""), one, None, "add")
+        return "AuthenticAMD" in maker
+    return False
+
+
+def _fits(a: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN is to compute a·weightᵀ, for matrices or a stack ``a`` of them."""
+    if a.numel() * weight.shape[0] < LARGE_PRODUCT or torch.is_grad_enabled():
+        return False
+    if not (a.dtype is weight.dtype is torch.float32 and a.is_cpu and weight.is_cpu):
+        return False
+    if not (type(a) in PLAIN and type(weight) in PLAIN and _has_faster_products()):
+        return False
+    # it takes a thousand times as long where the rows of a weight lie apart
+    return weight.is_contiguous() or weight.T.is_contiguous()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``torch.nn.functional.linear`` by the fastest kernel; not differentiable."""
+    plain = bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous())
+    same = bias is None or (type(bias) in PLAIN and bias.dtype is x.dtype)
+    if x.shape[-1] <= MOST_TERMS and plain and same and _fits(x, weight):
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+        return found
+    return F.linear(x, weight, bias)
+
+
+def multiply(
+    a: Tensor,
+    b: Tensor,
+    start: Tensor | None = None,
+    alpha: float = 1.0,
+    *,
+    overwrite: bool = False,
+) -> Tensor:
+    """AB of matrices by the fastest kernel, or ``start`` + alpha·AB, which may ``overwrite`` it;
+    not differentiable.
+    """
+    terms, weight = b.shape[0], b.T
+    cut = terms > TERMS and b.is_contiguous()
+    if (cut or terms <= MOST_TERMS) and _fits(a, weight):
+        run = torch.ops.mkldnn._linear_pointwise
+        parts = zip(a.split(TERMS, 1), weight.split(TERMS, 1), strict=True) if cut else None
+        for left, right in parts or [(a, weight)]:
+            if start is None:
+                start = run.default(left, right, None, "none", [], "")
+            else:
+                start = run.binary(
+                    left, start, right * alpha if alpha != 1.0 else right, None, "add"
+                )
+        assert start is not None
+        return start
+    if start is None:
+        return a @ b
+    if overwrite:  # not addmm_, which torch's counter of FLOPs overlooks
+        return torch.addmm(start, a, b, alpha=alpha, out=start)
+    return torch.addmm(start, a, b, alpha=alpha)
+
+
+def multiply_stacks(
+    a: Tensor,
+    b: Tensor,
+    start: Tensor | None = None,
+    alpha: float = 1.0,
+    *,
+    overwrite: bool = False,
+) -> Tensor:
+    """The same of stacks of matrices (S, ·, ·), of each member as of it alone."""
+    large = a.shape[1] * a.shape[2] * b.shape[2] >= LARGE_PRODUCT
+    if large and _fits(a[0], b[0].T):
+        starts = [None] * len(a) if start is None else start
+        members = zip(a, b, starts, strict=True)
+        parts = [multiply(*each, alpha, overwrite=overwrite) for each in members]
+        return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
+    if start is None:
+        return torch.bmm(a, b)
+    add = start.baddbmm_ if overwrite else start.baddbmm
+    return add(a, b, alpha=alpha)
 
 
 _sides = threading.local()
@@ -295,3 +406,180 @@ class OperationWatch(TorchDispatchMode):
             return seen(self, func, types, args, kwargs)
 
         cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+class StraightLine:
+    """A function of one tensor on a CPU that runs often: in the end by its operations alone.
+
+    In a small network, autograd's engine and the Python between its operations take a tenth of a
+    Hessian product. So one call, the fifth, notes the operations, and the next runs them on another
+    tensor beside the function. If every bit agrees they take its place; else, as for a function
+    with a random number, a branch or another library in it, nothing changes.
+    """
+
+    FIRST = 5  # noting and comparing cost two calls, which a few more calls would not earn
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._noted: _Operations | None = None
+        self.replaces = False
+
+    def __call__(self, function: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+        """The same ``function`` at every call, of contiguous tensors of one shape."""
+        noted, self._calls = self._noted, self._calls + 1
+        if noted is None and self._calls == self.FIRST:
+            with (noted := _Operations(given)):
+                found = function(given)
+            self._noted = noted if noted.complete(found) else None
+            return found
+        if noted is not None and noted.stale():  # autograd may refuse, and says why
+            noted, self._noted, self.replaces = None, None, False
+        if noted is None:
+            return function(given)
+        with torch.no_grad():
+            own = noted.run(given)
+        if self.replaces:
+            return own
+        found = function(given)
+        self.replaces = torch.equal(found, own)
+        self._noted = noted if self.replaces else None
+        return found
+
+
+class _Operations(OperationWatch):
+    """The operations that run inside, as steps from a given tensor, and from constants.
+
+    A step is a function of some of the ``values``, which are constants, or what steps before it
+    gave until nobody needs it any more. Views of constants are constants; a view of the given
+    tensor is taken once.
+    """
+
+    def __init__(self, given: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.plain = True
+        self._values: list[Any] = [None]
+        # not by tensors that are kept: what a function frees, it frees here too
+        self._places = WeakTensorKeyDictionary({given: 0})
+        self._made, self._views = {0}, dict[Any, int]()
+        self._steps: list[Any] = []
+        self._versions: list[tuple[Tensor, int]] = []
+        self._found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.plain:
+            self._note(func, args, kwargs, out)
+        return out
+
+    def _note(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        where = tuple(map(self._place, args))
+        named = {name: self._place(value) for name, value in kwargs.items()}
+        places = {i for at in (*where, *named.values()) for i in _each(at)}
+        found = _each(out)
+        if not places & self._made and func.is_view:
+            return
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        schema = zip(func._schema.arguments, [*where, *[None] * len(named)], strict=False)
+        given = [(argument, named.get(argument.name, at)) for argument, at in schema]
+        writes = [at for one, at in given if one.alias_info and one.alias_info.is_write]
+        lasting = any(not set(_each(at)) <= self._made for at in writes)
+        strange = any(not isinstance(each, Tensor) or type(each) is not Tensor for each in found)
+        if random or lasting or strange:
+            self.plain = False
+            return
+        if func.is_view and isinstance(out, Tensor):
+            if _same_view(out, args[0]):
+                self._places[out] = where[0]
+                return
+            key = func, where[0], repr(args[1:]), repr(kwargs)
+            if key in self._views:
+                self._places[out] = self._views[key]
+                return
+            self._views[key] = len(self._values)
+        targets = [self._made_place(each) for each in found]
+        self._steps.append((func, where, named, targets, isinstance(out, Tensor)))
+
+    def _place(self, value: Any) -> Any:
+        """Where an argument is among the values; a list where it is a list with tensors in it."""
+        if isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value):
+            return [self._place(each) for each in value]
+        if isinstance(value, Tensor):
+            if value in self._places:
+                return self._places[value]
+            self.plain = self.plain and type(value) in PLAIN
+            self._places[value] = len(self._values)
+            if not value.is_inference():
+                self._versions.append((value, value._version))
+        self._values.append(value)
+        return len(self._values) - 1
+
+    def _made_place(self, tensor: Tensor) -> int:
+        place: int | None = self._places.get(tensor)
+        if place is None:
+            self._places[tensor] = place = len(self._values)
+            self._values.append(None)
+            self._made.add(place)
+        return place
+
+    def complete(self, found: Tensor) -> bool:
+        """End with what the function returned; whether the steps can be run."""
+        place = self._places.get(found)
+        if not self.plain or place not in self._made:
+            return False
+        last = {place: len(self._steps)}
+        for number in reversed(range(len(self._steps))):
+            func, where, named, targets, single = self._steps[number]
+            used = {i for at in (*where, *named.values()) for i in _each(at)} | set(targets)
+            dead = [i for i in used & self._made if last.setdefault(i, number) == number]
+            self._steps[number] = _caller(func, where, named), targets, single, dead
+        self._found, self._shape = place, (found.shape, found.stride())
+        self._places, self._views, self._made = WeakTensorKeyDictionary(), {}, set()
+        return True
+
+    def stale(self) -> bool:
+        """Whether a constant was changed in place."""
+        return any(constant._version != version for constant, version in self._versions)
+
+    def run(self, given: Tensor) -> Tensor:
+        """What the function gives for a tensor of the same shape and strides."""
+        values = self._values.copy()
+        values[0] = given
+        for call, targets, single, dead in self._steps:
+            out = call(values)
+            if single:
+                values[targets[0]] = out
+            elif targets:
+                for target, each in zip(targets, out, strict=True):
+                    values[target] = each
+            for place in dead:
+                values[place] = None
+        result: Tensor = values[self._found]
+        return result
+
+
+def _each(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _same_view(view: Tensor, of: Tensor) -> bool:
+    """Whether a view is all of a tensor as it is."""
+    same = view.shape == of.shape and view.stride() == of.stride() and view.dtype == of.dtype
+    return same and view.storage_offset() == of.storage_offset()
+
+
+def _caller(func: Any, where: tuple[Any, ...], named: dict[str, Any]) -> Callable[[Any], Any]:
+    """A function of the values that calls ``func`` on those at these places."""
+    if len(where) > 1 and not named and all(isinstance(at, int) for at in where):
+        take = itemgetter(*where)
+        return lambda values: func(*take(values))
+
+    def pick(values: list[Any], at: Any) -> Any:
+        return values[at] if isinstance(at, int) else [values[i] for i in at]
+
+    return lambda values: func(
+        *(pick(values, at) for at in where),
+        **{name: pick(values, at) for name, at in named.items()},
+    )

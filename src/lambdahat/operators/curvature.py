@@ -15,14 +15,20 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lambdahat._core.check import memory_bytes, require, require_choice, require_count
-from lambdahat._core.device import beside, default_context, keep_freed_pages, side_stream
+from lambdahat._core.device import (
+    StraightLine,
+    beside,
+    default_context,
+    keep_freed_pages,
+    side_stream,
+)
 from lambdahat.operators import linearise
 from lambdahat.operators.base import CapturableProduct, LinearOperator
 from lambdahat.operators.exact import ClosedForm, HessianForm
@@ -41,6 +47,8 @@ BLOCK = 16
 CAPTURED, MOST_CAPTURED = 8, 4
 # bytes of a graph from which the memory of a block's tensors is worth keeping until its end
 PAGES = 1 << 20
+# bytes of graphs up to which the time between the operations of a product counts
+STRAIGHT_BYTES = 1 << 28
 # bytes of graphs up to which products are captured as a CUDA graph: of a block of vectors, and of
 # one as a share of the device's memory
 CUDA_GRAPH_BYTES, CUDA_GRAPH_FRACTION = 1 << 30, 0.125
@@ -92,6 +100,7 @@ class Products:
         self.why_alone = ""  # why the vectors of a block are multiplied one by one, or not captured
         # products captured as CUDA graphs, by their number of rows; None where that is no gain
         self.replays: dict[int, Callable[[Tensor], Tensor] | None] = {}
+        self.line = StraightLine()
         budget: float | None = memory
         if budget is None and problem.memory is not None:
             budget = GRAPHS * problem.memory
@@ -146,7 +155,7 @@ class Products:
             if replay is not None:
                 return replay(rows)
         if count == 1:
-            return self._sum(rows[0], batched=False).unsqueeze(0)
+            return self._repeat(rows[0]).unsqueeze(0)
         step = 1
         if self.vmaps:  # as many as fit into the budget
             memory = self.problem.memory
@@ -187,6 +196,18 @@ class Products:
             self.why_alone = f"{type(error).__name__}: {str(error)[:300]}"
         self.vmaps = False  # one by one from now on
         return self._apply(rows)
+
+    def _repeat(self, row: Tensor) -> Tensor:
+        """The product with one vector, on a CPU in the end by its operations alone.
+
+        A block has eight times the arithmetic for as much around it.
+        """
+        run, count = partial(self._sum, batched=False), len(self.problem.share)
+        whole = row.is_cpu and len(self.cache) == count and self.problem.memory is None
+        large = self.graph_bytes * count > STRAIGHT_BYTES
+        if not whole or large or torch._C._are_functorch_transforms_active():
+            return run(row)
+        return self.line(run, row)
 
     def _sum(self, rows: Tensor, batched: bool, only: int | None = None) -> Tensor:
         """Σ_b w_b A_b rows in the operator's dtype, or A_b rows for ``only`` one batch."""

@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lambdahat._core.check import require_choice
-from lambdahat._core.device import Pullback, pull_back
+from lambdahat._core.device import Pullback, linear, multiply, pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators.curved_layers import CURVE, BlockRule, CurvedLayers, Gradients
 from lambdahat.problem import Problem
@@ -154,7 +154,7 @@ class ProductSums:
         view = self.views[slot]
         for part, (g, x) in zip(view.reshape(-1, *view.shape[-2:]), pairs, strict=True):
             rows = g.reshape(-1, g.shape[-1]).T
-            part.add_(rows @ x.reshape(-1, x.shape[-1]), alpha=self.weight)
+            part.add_(multiply(rows, x.reshape(-1, x.shape[-1])), alpha=self.weight)
 
 
 class _Linear:
@@ -162,8 +162,7 @@ class _Linear:
 
     ``axis`` is the place of the channels, ``stacks`` says whether several weights can be stacked as
     channels, ``slope`` is the part of the layer that is linear in x, and ``slot`` the place of the
-    weight among the parameters. Each call of a layer has kernels of its own. Products are added in
-    place by ``addmm`` with ``out``: torch's counter of FLOPs overlooks ``addmm_``.
+    weight among the parameters. Each call of a layer has kernels of its own.
     """
 
     stacks, slope = True, property(lambda self: self)
@@ -173,26 +172,26 @@ class _Linear:
         return like.ndim - 1
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight, bias)
+        return linear(x, weight, bias)
 
-    def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> None:
-        """Add x ∗ w to a signal, whose channels may be those of several vectors."""
-        total = signal.view(-1, len(weight))
-        torch.addmm(total, x.reshape(-1, x.shape[-1]), weight.T, out=total)
+    def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """A signal + x ∗ w, maybe in its place; its channels may be those of several vectors."""
+        total, rows = signal.view(-1, len(weight)), x.reshape(-1, x.shape[-1])
+        return multiply(rows, weight.T, total, overwrite=True).view_as(signal)
 
     def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
         """(∂x, ∂w, ∂b), those that ``mask`` asks for."""
         rows = g.reshape(-1, g.shape[-1])
-        own = rows.T @ x.reshape(-1, x.shape[-1]) if mask[1] else None
-        return g @ weight if mask[0] else None, own, rows.sum(0) if mask[2] else None
+        own = multiply(rows.T, x.reshape(-1, x.shape[-1])) if mask[1] else None
+        entered = multiply(rows, weight).view(*g.shape[:-1], -1) if mask[0] else None
+        return entered, own, rows.sum(0) if mask[2] else None
 
     def add_input(self, began: Tensor, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """``began`` + ∂x, in place; both may be those of several vectors."""
+        """``began`` + ∂x, maybe in its place; both may be those of several vectors."""
         if not began.is_contiguous():
             return began.add_(g @ weight)
-        total = began.view(-1, weight.shape[1])
-        torch.addmm(total, g.reshape(-1, len(weight)), weight, out=total)
-        return began
+        total, rows = began.view(-1, weight.shape[1]), g.reshape(-1, len(weight))
+        return multiply(rows, weight, total, overwrite=True).view_as(began)
 
     def sums(self, layers: PlainLayers, like: Tensor) -> ProductSums | None:
         """Where the gradient of the weight is added, if it is."""
@@ -212,9 +211,10 @@ class _Convolve(_Linear):
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return torch.ops.aten.convolution(x, weight, bias, *self.options)  # type: ignore[no-any-return]
 
-    def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> None:
+    def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         part = self.forward(x, weight)
         signal.view(part.shape).add_(part)
+        return signal
 
     def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
         options = [len(weight)], *self.options, list(mask)
@@ -240,9 +240,9 @@ class _FrozenNorm(_Convolve):
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.batch_norm(x, self.mean, self.variance, weight, bias, eps=self.eps)
 
-    def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> None:
+    def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         scale = weight * (self.variance + self.eps).rsqrt()
-        signal.addcmul_(x, scale.reshape(-1, *[1] * (x.ndim - 2)))
+        return signal.addcmul_(x, scale.reshape(-1, *[1] * (x.ndim - 2)))
 
     def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
         saved = g.new_empty(0)  # CUDA's kernel wants them, though it reads none
@@ -494,9 +494,7 @@ class _Signal(BlockRule):
             assert a is not None
             return cast(Tensor, kernels.slope.forward(a, weight))
         signal = kernels.forward(x, b, c)
-        if a is not None:
-            kernels.add(signal, a, weight)
-        return signal
+        return signal if a is None else kernels.add(signal, a, weight)
 
     @staticmethod
     def vmap(info: Any, dims: Any, *args: Any) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ import math
 import sys
 import warnings
 from collections.abc import Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,9 +50,14 @@ class Matrix(LinearOperator):
             return self.matrix @ block
         column = block[:, 0]
         if _is_host_csr(self.matrix) and _suits_scipy(self.matrix.values(), column):
-            return torch.from_numpy(_as_scipy(self.matrix) @ column.detach().numpy())[:, None]
+            return torch.from_numpy(self._csr @ column.detach().numpy())[:, None]
         # of a sparse matrix and a matrix of one column torch's product takes twice as long
         return (self.matrix @ column)[:, None]
+
+    @cached_property
+    def _csr(self) -> Any:
+        """SciPy's view of a sparse matrix, whose checks take longer than a small product."""
+        return _as_scipy(self.matrix)
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
         return self._apply(block) if self.symmetric else self.matrix.mT @ block
@@ -61,7 +66,7 @@ class Matrix(LinearOperator):
         if self.matrix.layout == torch.strided:
             return self.matrix.diagonal().clone()
         if _is_host_csr(self.matrix):
-            return torch.as_tensor(_as_scipy(self.matrix).diagonal())
+            return torch.as_tensor(self._csr.diagonal())
         (rows, columns), values = self._entries()
         on = rows == columns
         diagonal = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
@@ -110,8 +115,11 @@ class Matrix(LinearOperator):
         if self.matrix.layout == torch.strided:
             return self.matrix.abs().sum(dim=1, dtype=torch.float64)
         if _is_host_csr(self.matrix):
-            absolute = _as_scipy(self.matrix, self.matrix.values().abs().double())
-            return torch.as_tensor(absolute @ np.ones(self.dim))
+            starts, found = self._csr.indptr[:-1], np.zeros(self.dim)
+            filled = np.diff(self._csr.indptr) > 0
+            absolute = np.abs(self._csr.data)
+            found[filled] = np.add.reduceat(absolute, starts[filled], dtype=np.float64)
+            return torch.from_numpy(found)
         indices, values = self._entries()
         sums = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
         return sums.index_add_(0, indices[0], values.abs().double())
@@ -360,10 +368,9 @@ def _suits_scipy(values: Tensor, vector: Tensor) -> bool:
     return few and not graphs
 
 
-def _as_scipy(matrix: Tensor, values: Tensor | None = None) -> Any:
-    """A sparse CSR matrix on the host as SciPy's, sharing memory, maybe with other values."""
-    values = matrix.values() if values is None else values
-    parts = (values, matrix.col_indices(), matrix.crow_indices())
+def _as_scipy(matrix: Tensor) -> Any:
+    """A sparse CSR matrix on the host as SciPy's, sharing memory."""
+    parts = (matrix.values(), matrix.col_indices(), matrix.crow_indices())
     return scipy.sparse.csr_array(
         tuple(part.detach().numpy() for part in parts), shape=matrix.shape
     )

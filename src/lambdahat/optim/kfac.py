@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lambdahat._core import check
-from lambdahat._core.device import pull_back
+from lambdahat._core.device import multiply, pull_back
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.operators.kronecker_factors import Fisher, join_outputs
 from lambdahat.optim import descent
@@ -74,12 +74,13 @@ def step_of(rows: LayerRows, state: dict[str, Any], biased: bool) -> list[Tensor
     # the products with W's and b's rows and columns of A⁻¹ apart: nothing is copied; A⁻¹aᵀ is
     # faster than aA⁻¹
     inverse = state["A_inverse"][0]
-    g, of_weight = (rows.g @ state["G_inverse"][0]).T, inverse[:size, :size]
+    g = multiply(rows.g, state["G_inverse"][0]).T
+    inputs = multiply(inverse[:size, :size], rows.x.T)
     if not biased:
-        return [g @ (of_weight @ rows.x.T).T]
+        return [multiply(g, inputs.T)]
     edge = inverse[:size, size]
-    inputs = torch.addmm(edge.unsqueeze(1), of_weight, rows.x.T)
-    return [g @ inputs.T, g @ torch.addmv(inverse[size, size], rows.x, edge)]
+    inputs.add_(edge.unsqueeze(1))
+    return [multiply(g, inputs.T), g @ torch.addmv(inverse[size, size], rows.x, edge)]
 
 
 @cache

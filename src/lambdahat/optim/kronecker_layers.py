@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lambdahat._core.device import multiply, multiply_stacks
 from lambdahat._core.rng import generator
 from lambdahat.operators.kronecker_factors import CHUNK_ELEMENTS, patches
 from lambdahat.operators.linearise import CONVOLUTIONS
@@ -260,7 +261,7 @@ def projected_squares(a: Tensor, d: Tensor, right: Tensor, left: Tensor) -> Tens
 def _gram(rows: Tensor) -> Tensor:
     """Σ_r row rowᵀ for rows (r, g, n), as (g, n, n)."""
     if rows.shape[1] == 1:
-        return (rows[:, 0].T @ rows[:, 0]).unsqueeze(0)
+        return multiply(rows[:, 0].T, rows[:, 0]).unsqueeze(0)
     return torch.einsum("rgi,rgj->gij", rows, rows)
 
 
@@ -377,18 +378,20 @@ def _from_right(state: State, matrix: Tensor) -> Tensor:
     if inverse.ndim == 2:
         return matrix * inverse.unsqueeze(1)
     if "A_gains" not in state:
-        return matrix @ inverse
+        return multiply_stacks(matrix, inverse)
     vectors: Tensor = state["A_vectors"]
-    return torch.baddbmm(matrix, (matrix @ vectors) * state["A_gains"], vectors.mT).mul_(inverse)
+    inside = multiply_stacks(matrix, vectors) * state["A_gains"]
+    return multiply_stacks(inside, vectors.mT, matrix).mul_(inverse)
 
 
 def _from_left(state: State, matrix: Tensor) -> Tensor:
     """The inverse of G times a matrix (g, m, n), which may be written to."""
     inverse: Tensor = state["G_inverse"]
     if "G_gains" not in state:
-        return inverse @ matrix
+        return multiply_stacks(inverse, matrix)
     vectors: Tensor = state["G_vectors"]
-    return matrix.baddbmm_(vectors * state["G_gains"], vectors.mT @ matrix).mul_(inverse)
+    inside, outside = multiply_stacks(vectors.mT, matrix), vectors * state["G_gains"]
+    return multiply_stacks(outside, inside, matrix, overwrite=True).mul_(inverse)
 
 
 def _inverse(moment: Tensor, shift: Tensor, name: str) -> Tensor:
@@ -419,8 +422,8 @@ def _leading_pairs(
         draw = torch.randn(order, rank, generator=rng, dtype=moment.dtype)
         vectors, steps = draw.to(moment.device).expand(groups, -1, -1), FIRST_ITERATIONS
     for _ in range(steps):
-        vectors = torch.linalg.qr(moment @ vectors).Q
-    values, turn = torch.linalg.eigh(vectors.mT @ moment @ vectors)
+        vectors = torch.linalg.qr(multiply_stacks(moment, vectors)).Q
+    values, turn = torch.linalg.eigh(vectors.mT @ multiply_stacks(moment, vectors))
     values = values.clamp_min(0.0)
     left = moment.diagonal(dim1=1, dim2=2).sum(-1, keepdim=True) - values.sum(-1, keepdim=True)
     return values, vectors @ turn, (left / (order - rank)).clamp_min(0.0)

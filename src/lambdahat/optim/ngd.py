@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lambdahat._core.check import require_count, require_number, require_positive
-from lambdahat._core.device import Replay
+from lambdahat._core.device import Replay, multiply_stacks
 from lambdahat.optim.descent import evaluate, group_settings, restore_dtypes
 from lambdahat.optim.online_fisher import (
     OnlineFisher,
@@ -82,10 +82,11 @@ def natural_gradients(
                 rank = default_rank(rows.shape[-1], rule.rank)
                 on_cpu = rows.device.type == "cpu"
                 fishers[axis] = start(scaled, rank, rule.smoothing, on_cpu)
-            inner = torch.bmm(fishers[axis].basis, rows.mT)
+            inner = multiply_stacks(fishers[axis].basis, rows.mT)
             if update_now:
                 met = (scalar.split(sizes)[index] for scalar in (power, gain))
-                seen.append(Seen(fishers[axis], torch.bmm(inner, rows), rows.shape[1], *met))
+                joint = multiply_stacks(inner, rows)
+                seen.append(Seen(fishers[axis], joint, rows.shape[1], *met))
             natural = precondition(fishers[axis], rows, inner, tensor is not gradients[index])
             tensors[index] = _from_rows(natural, axis, tensor)
         if update_now or axis == last:  # between axes only an update asks for the norms

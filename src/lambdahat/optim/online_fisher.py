@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lambdahat._core.device import multiply_stacks
 from lambdahat._core.rng import generator
 
 CONVERGED = 1e-9
@@ -64,9 +66,9 @@ def by_eigenvectors(images: list[Tensor], task: FisherTask) -> Next:
     in float32 is accurate to the largest and turns the direction by several percent. The entries of
     Z may be float32 sums: their errors are relative to the rows of RY that they come from.
     """
-    square = torch.cat([torch.bmm(image, image.mT) for image in images]).double()
+    square = torch.cat([multiply_stacks(image, image.mT) for image in images]).double()
     # a member that has diverged must not stop the others
-    values, vectors = torch.linalg.eigh(square.nan_to_num_(0.0, 0.0, 0.0))
+    values, vectors = _eigenpairs(square.nan_to_num_(0.0, 0.0, 0.0))
     rate = task.rate.unsqueeze(-1)
     root = torch.maximum(values.clamp_min(0.0).sqrt() * rate, task.least.unsqueeze(-1))
     rest = (task.mass - root.sum(-1)) / (task.size - root.shape[-1])
@@ -75,6 +77,31 @@ def by_eigenvectors(images: list[Tensor], task: FisherTask) -> Next:
     rest = torch.maximum(rest, floor)
     beta = smoothing_level(weights.sum(-1), rest, task.size, task.alpha).unsqueeze(-1)
     return Next(vectors.mT * (rate / root).unsqueeze(-1), weights, weights / (weights + beta), rest)
+
+
+SPREAD = 1 << 14  # entries of matrices from which a second thread pays
+
+
+def _eigenpairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of a stack (S, R, R) on a CPU.
+
+    LAPACK solves them one by one and, at such orders, on one thread: half of them go to another,
+    where PyTorch may use one.
+    """
+    half = len(matrices) // 2
+    if not half or matrices.numel() < SPREAD or torch.get_num_threads() == 1:
+        values, vectors = torch.linalg.eigh(matrices)
+        return values, vectors
+    others = _second_thread().submit(torch.linalg.eigh, matrices[:half])
+    own = torch.linalg.eigh(matrices[half:])
+    pairs = zip(others.result(), own, strict=True)
+    values, vectors = (torch.cat(parts) for parts in pairs)
+    return values, vectors
+
+
+@cache
+def _second_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "lambdahat-eigenpairs")
 
 
 def smoothing_level(trace: Tensor, rest: Tensor, size: Tensor, alpha: float | Tensor) -> Tensor:
@@ -235,7 +262,7 @@ class OnlineFisher:
     def renew(self, image: Tensor, turn: Tensor, share: Tensor) -> None:
         """Write R' = T·RY and E'R' over the old; T and E' may be padded to a larger order."""
         if self.diagonal:
-            torch.bmm(turn, image, out=self.basis)
+            self.basis.copy_(multiply_stacks(turn, image))
             torch.mul(self.basis, share.unsqueeze(-1), out=self.shared)
             return
         rank = image.shape[1]
@@ -279,7 +306,7 @@ def start(rows: Tensor, rank: int, smoothing: Smoothing, diagonal: bool) -> Onli
     weights = weights if diagonal else torch.diag_embed(weights)
     fisher = OnlineFisher(basis, torch.zeros_like(basis), weights, level)
     for _ in range(START_UPDATES):
-        joint = torch.bmm(torch.bmm(fisher.basis, rows.mT), rows)
+        joint = multiply_stacks(multiply_stacks(fisher.basis, rows.mT), rows)
         seen = Seen(fisher, joint, count, power, torch.ones_like(power))
         update([seen], smoothing._replace(eta=START_ETA))
     return fisher
@@ -299,11 +326,9 @@ def precondition(
 ) -> Tensor:
     """X̂ = X − XRᵀER = β·X(F + κI)⁻¹ for X (S, N, d), whose H = RXᵀ (S, R, N) is known."""
     if rows.stride(-1) == 1:
-        add = rows.baddbmm_ if in_place else rows.baddbmm
-        return add(inner.mT, fisher.shared, alpha=-1)
+        return multiply_stacks(inner.mT, fisher.shared, rows, -1.0, overwrite=in_place)
     # columns of a tensor that lies the other way in memory: the same product from the left
-    add = rows.mT.baddbmm_ if in_place else rows.mT.baddbmm
-    return add(fisher.shared.mT, inner, alpha=-1).mT
+    return multiply_stacks(fisher.shared.mT, inner, rows.mT, -1.0, overwrite=in_place).mT
 
 
 def update(seen: Sequence[Seen], smoothing: Smoothing) -> None:
