@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -194,8 +195,7 @@ def why_not(path: str | Path, kind: str = "file") -> str:
     >>> why_not("/", "file"), why_not("/no/such/place", "folder")
     ('it is a folder', 'no such folder')
     """
-    path = Path(path)
-    other = path.is_dir() if kind == "file" else path.is_file()
+    other = os.path.isdir(path) if kind == "file" else os.path.isfile(path)
     return f"it is a {'folder' if kind == 'file' else 'file'}" if other else f"no such {kind}"
 
 

@@ -101,7 +101,7 @@ def require_writable(out: Path | None, option: str = "--out", file: bool = False
             os.fsync(stream.fileno())
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
-        why = "it is a file" if not file and out.is_file() else why
+        why = "it is a file" if not file and os.path.isfile(out) else why
         what = "a file" if file else "a folder"
         given = "''" if out == NAMELESS else describe(str(out))
         raise InputError(
@@ -180,6 +180,8 @@ def _is_bad_input(error: Exception) -> bool:
     """
     if isinstance(error, InputError | FileNotFoundError) or _of_the_disk(error):
         return True
+    if isinstance(error, ConnectionError):  # a worker's pipe, not a file of the caller's
+        return False
     if not isinstance(error, ValueError | TypeError | ImportError | OSError):
         return False
     *_, last = _steps(error.__traceback__)

@@ -226,7 +226,7 @@ def test_steady_edges_and_the_rule_s_height_are_claims_of_ours():
 
 
 def test_what_the_choice_after_the_results_was_is_said():
-    assert any("after the results were seen" in line for line in EXPERIMENT.assumptions)
+    assert any("after the results had been seen" in line for line in EXPERIMENT.assumptions)
 
 
 def test_the_worst_batch_size_decides_whether_the_rule_predicts():

@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS rows (
     PRIMARY KEY (key, number));
 CREATE TABLE IF NOT EXISTS made (key TEXT PRIMARY KEY REFERENCES cells (key), facts TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS digests (name TEXT PRIMARY KEY, digest TEXT NOT NULL)
+CREATE TABLE IF NOT EXISTS digests (name TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID
 """
 GRID, ABOUT = "grid", "about"  # names in ``digests`` beside the keys of cells
 CONTENTS = {  # what the digests are of; every value is part of them, with its type
