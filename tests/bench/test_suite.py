@@ -124,6 +124,23 @@ def test_everyone_counts_the_planted_clusters():
     assert found[OURS].error < 0.05
 
 
+def test_a_network_whose_package_is_broken_or_missing_is_a_row_that_says_so(tmp_path, monkeypatch):
+    (tmp_path / "torchvision").mkdir()
+    text = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (tmp_path / "torchvision" / "__init__.py").write_text(text)
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("torchvision", "absent"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    absent = rows.Network(lambda: importlib.import_module("absent"), (3,), 10, 4)
+    small = {"vit_b_16": rows.REAL_NETWORKS["vit_b_16"], "absent": absent}
+    monkeypatch.setattr(rows, "SMALL_NETWORKS", small)
+    assert [row.note for task in rows.network_rows(Plan(quick=True)) for row in task] == [
+        "torchvision was built for another torch: pip install torchvision",
+        "No module named 'absent': pip install absent",
+    ]
+
+
 def test_tf32_is_on_inside_only():
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags]

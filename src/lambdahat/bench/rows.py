@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -260,6 +260,13 @@ def _gpt2() -> nn.Module:
     return NextToken(transformers.GPT2LMHeadModel(transformers.GPT2Config(**quiet)))
 
 
+def _vit_b_16() -> nn.Module:
+    try:
+        return cast(nn.Module, import_module("torchvision.models").vit_b_16())
+    except RuntimeError as error:  # of its import: its operators are not registered
+        raise ImportError("torchvision was built for another torch", name="torchvision") from error
+
+
 class Network(NamedTuple):
     """A network, and the shape and the number of values of a sample: pixels, or tokens."""
 
@@ -277,9 +284,7 @@ SMALL_NETWORKS = {
 }
 REAL_NETWORKS = {
     "resnet50": Network(resnet50, (3, 224, 224), 1000, 64),
-    "vit_b_16": Network(
-        lambda: import_module("torchvision.models").vit_b_16(), (3, 224, 224), 1000, 64
-    ),
+    "vit_b_16": Network(_vit_b_16, (3, 224, 224), 1000, 64),
     "gpt2": Network(_gpt2, (256,), 50257, 8),
 }
 
@@ -295,7 +300,7 @@ def network_rows(plan: Plan) -> Iterator[list[BenchRow]]:
             model = kind.make().to(plan.device).eval()
         except ImportError as error:
             package = (error.name or "").partition(".")[0]
-            missing = f"{package} is not installed: pip install {package}"
+            missing = f"{error}: pip install {package}"
             yield rows("HVP", name, {OURS: Timed(note=missing)})
             continue
         count, rng = kind.samples if plan.gpu else min(kind.samples, 4), generator(0, name)
