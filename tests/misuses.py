@@ -246,10 +246,28 @@ DATA: dict[str, Row] = {
         ValueError,
         "data must .*same first dimension",
     ),
+    "single samples": (
+        lambda: problem(data=[(x, y) for x, y in zip(X, Y, strict=True)]),
+        ValueError,
+        "data must be a list of batches, got .* a target that is one number; .*default_collate",
+    ),
+    "single samples under a loss of one's own": (
+        lambda: problem(
+            loss=lambda z, y: F.cross_entropy(z, y),
+            data=[(x, y) for x, y in zip(X, Y, strict=True)],
+        ),
+        ValueError,
+        "data must be a list of batches, got .* a target that is one number",
+    ),
+    "single samples of an autoencoder": (
+        lambda: problem(nn.Linear(4, 4), "mse", [(x, x) for x in X]),
+        ValueError,
+        "data must be a list of batches, got .* inputs that the model takes as one sample",
+    ),
     "one row of positions": (
         lambda: problem(LanguageModel(), data={**sentences(), "position_ids": torch.ones(1, 5)}),
         ValueError,
-        r"first dimensions \[1, 6\]; give each sample its own row: position_ids\.expand\(6, -1\)",
+        r"shapes \(6, \d\), .*\(1, 5\); give each sample its own row: position_ids.expand\(6, -1\)",
     ),
     "shuffling loader": (
         lambda: problem(data=DataLoader(TensorDataset(X, Y), shuffle=True)),
@@ -327,6 +345,36 @@ DATA: dict[str, Row] = {
 }
 
 LOSSES: dict[str, Row] = {
+    "classes out of range in a later batch": (
+        lambda: problem(data=[(X, Y), (X, Y + 5)]),
+        ValueError,
+        r"targets must lie in \[0, 2\] for 3 classes, got values in \[5, 7\]",
+    ),
+    "logits in place of probabilities": (
+        lambda: problem(data=(X, Z)),
+        ValueError,
+        r"targets must be class indices \(int64\) or probabilities, got -.*of logits \.softmax",
+    ),
+    "three classes for binary cross-entropy": (
+        lambda: problem(nn.Linear(4, 1), "bce_with_logits", (X, 2.0 * torch.ones(N, 1))),
+        ValueError,
+        r"targets must lie in \[0, 1\], got values in \[2, 2\]; 0 and 1 stand for",
+    ),
+    "three classes in a later batch": (
+        lambda: problem(
+            nn.Linear(4, 1),
+            "bce_with_logits",
+            (X, torch.arange(10.0).ge(8)[:, None] * 2.0),
+            batch_size=4,
+        ),
+        ValueError,
+        r"targets must lie in \[0, 1\], got values in \[0, 2\]",
+    ),
+    "a number of a loss": (
+        lambda: problem(loss=lambda z, y: F.cross_entropy(z, y).item()),
+        TypeError,
+        r"loss must return a tensor, got 1\..*leave out \.item",
+    ),
     "one-hot targets": (
         lambda: problem(data=(X, F.one_hot(Y, 3))),
         ValueError,
@@ -577,6 +625,11 @@ LOSSES: dict[str, Row] = {
 }
 
 MODELS: dict[str, Row] = {
+    "a scripted model": (
+        lambda: problem(torch.jit.trace(net(), X)),
+        TypeError,
+        "model must be a module of Python, got a ScriptModule",
+    ),
     "not a module": (
         lambda: problem(lambda x: x),
         TypeError,
@@ -744,6 +797,11 @@ MODELS: dict[str, Row] = {
         lambda: MLP.gradient([0.0] * 43),
         ValueError,
         r"theta must be a tensor of shape \(43,\)",
+    ),
+    "a path as theta": (
+        lambda: MLP.at("weights.pt"),  # type: ignore[arg-type]
+        ValueError,
+        r"theta must be a tensor .*got 'weights.pt'; load it first",
     ),
     "theta with NaN": (lambda: MLP.at(with_nan(ones)), ValueError, "theta must be finite"),
     "theta with unknown names": (
@@ -1434,6 +1492,16 @@ FILES = {
         in_a_file(lambda path: lh.measure(problem(), ("trace",), folder=path.parent)),
         FileExistsError,
         "file, but it is a file; name another",
+    ),
+    "a page as PDF": (
+        in_a_file(lambda path: lh.page([lh.trace(A)], path.with_name("page.pdf"))),
+        ValueError,
+        "path must name an HTML file, got .*page.pdf; figures .*savefig",
+    ),
+    "progress by a word": (
+        lambda: lh.progress("yes"),  # type: ignore[arg-type]
+        TypeError,
+        "listener must be True, False or a function, got 'yes'",
     ),
     "a page in place of a folder": (
         in_a_file(lambda path: lh.page([lh.trace(A)], path.parent.parent)),

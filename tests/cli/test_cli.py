@@ -216,11 +216,13 @@ def test_eigenvectors_can_be_kept(project, tmp_path):
     assert tuple(Measurement.load(tmp_path / "run")["eigenpairs"].vectors.shape) == (610, 2)
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "pt", "nested"])
+@pytest.mark.parametrize("kind", ["safetensors", "pt", "nested", "compiled", "in parallel"])
 def test_checkpoint_is_what_is_measured(project, kind, tmp_path):
     module = __import__(project)
     state = module.network(seed=7).state_dict()
     path = tmp_path / ("weights.safetensors" if kind == "safetensors" else "weights.pt")
+    before = {"compiled": "_orig_mod.", "in parallel": "module._orig_mod."}.get(kind, "")
+    state = {f"{before}{name}": tensor for name, tensor in state.items()}
     if kind == "safetensors":
         save_file(state, path)
     else:

@@ -180,7 +180,7 @@ REFUSED = {
         (X, Y[:5]),
         None,
         ValueError,
-        r"same first dimension, got first dimensions \[5, 10\]",
+        r"same first dimension, got shapes \(10, 4\), \(5,\)",
     ),
     "no tensors": (
         [("a", "b")],

@@ -34,6 +34,28 @@ def test_at_another_point():
     assert torch.equal(bias.vector[-C:], torch.full((C,), 9.0, dtype=torch.float64))
 
 
+def test_the_state_of_a_model_with_tied_weights():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = torch.nn.Embedding(5, 5), torch.nn.Linear(5, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x):
+            return self.head(self.embed(x))
+
+    data = torch.arange(12) % 5, torch.arange(12) % 3
+    model, other = Tied(), Tied()
+    problem = Problem(model, "cross_entropy", data)
+    loss = Problem(other, "cross_entropy", data).loss()
+    assert list(other.state_dict()) == ["embed.weight", "head.weight"]
+    assert problem.at(other.state_dict()).loss() == loss
+    assert problem.at({"head.weight": other.head.weight}).loss() == loss
+    torn = {**other.state_dict(), "head.weight": torch.zeros(5, 5)}
+    with pytest.raises(ValueError, match=r"head.weight must equal embed.weight, to which"):
+        problem.at(torn)
+
+
 def test_vector_follows_the_model_and_operators_do_not():
     model = mlp()
     problem = Problem(model, "cross_entropy", (X, Y))

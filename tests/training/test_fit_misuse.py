@@ -129,8 +129,8 @@ MISUSES = {
         TypeError,
         "regularizers must have add_to",
     ),
-    "a tracker's name": (lambda: call(trackers=["trace"]), TypeError, "trackers must have measure"),
-    "trackers as text": (lambda: call(trackers="trace"), TypeError, "trackers must be a list"),
+    "trackers of no list": (lambda: call(trackers=3), TypeError, "trackers must be a list"),
+    "a misspelt tracker": (lambda: call(trackers="trase"), ValueError, "did you mean 'trace'"),
     "averaging by name": (
         lambda: call(averaging="ema"),
         TypeError,

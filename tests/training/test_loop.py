@@ -13,7 +13,7 @@ from lambdahat._core.progress import progress
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.problem import Problem
 from lambdahat.results import Result, Status
-from lambdahat.training import EarlyStopping, fit
+from lambdahat.training import EarlyStopping, fit, make_tracker
 from tests.cases import LanguageModel, sentences
 from tests.training.small_runs import TEST, TRAIN, Setup, StepCount, network, plain, same, timeless
 
@@ -319,6 +319,18 @@ def test_a_metric_that_comes_late_is_not_judged_before():
     assert (run.ended, len(run)) == ("early stopping", 6)
     with pytest.raises(ValueError, match="metric of early stopping must be one of"):
         train("f1", trackers=[StepCount(2, "epoch")])
+
+
+def test_trackers_by_name():
+    def columns(trackers):
+        model = plain()
+        problem = Problem(model, "cross_entropy", TRAIN)
+        run = fit(problem, torch.optim.SGD(model.parameters(), lr=0.1), 1, trackers=trackers)
+        return {name: run.column(name)[1][-1] for name in ("trace", "norms_l2")}
+
+    made = columns([make_tracker("trace"), make_tracker("norms")])
+    assert columns("trace,norms") == made
+    assert columns([make_tracker("norms"), "trace"]) == made
 
 
 def test_early_stopping_and_the_best_epoch():

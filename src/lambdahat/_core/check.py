@@ -21,8 +21,10 @@ def describe(value: object) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None and not isinstance(value, type):
         return f"{type(value).__name__} of shape {tuple(shape)}"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{type(value).__name__} {text[:60]}…"
+    text, kind = " ".join(repr(value).split()), type(value).__name__
+    if len(text) <= 80:
+        return text
+    return f"{text[:60]}…" if text.startswith(kind) else f"{kind} {text[:60]}…"
 
 
 def require(
@@ -167,12 +169,17 @@ def require_interval(value: Any, name: str, least: float = -math.inf) -> tuple[f
 
 
 def did_you_mean(value: Any, choices: Collection[str]) -> str:
-    """Suggest the choice that is spelt most like an unknown one; empty where none is near."""
+    """Suggest the choice that is spelt most like an unknown one, else those that begin with it.
+
+    >>> did_you_mean("ngd", ("ngd-widths", "ngd-epochs", "xor"))
+    "did you mean 'ngd-widths' or 'ngd-epochs'?"
+    """
     if not isinstance(value, str) or value in choices:
         return ""
     folded = {choice.casefold(): choice for choice in choices}
     near = difflib.get_close_matches(value.casefold(), folded, 1)
-    return f"did you mean {folded[near[0]]!r}?" if near else ""
+    near = near or [choice for choice in folded if value and choice.startswith(value.casefold())]
+    return f"did you mean {' or '.join(repr(folded[each]) for each in near)}?" if near else ""
 
 
 def require_choice(value: Any, name: str, choices: Collection[str], cure: str = "") -> str:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,36 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
+
+COMPILED = "_orig_mod"  # where a module made by torch.compile holds the original
+
+
+class AsWritten:
+    """Context in which what ``torch.compile`` compiled runs as it was written.
+
+    Its tracer goes through our modes and hooks, and the derivatives that come out are wrong. The
+    setting is one for the whole process, so the last thread to leave restores it.
+    """
+
+    _lock, _inside = threading.Lock(), 0
+    _stance: ClassVar[Any] = None
+
+    def __init__(self) -> None:
+        self._compiled = "torch._dynamo" in sys.modules  # else nothing is, and its import is slow
+
+    def __enter__(self) -> None:
+        if self._compiled:
+            with AsWritten._lock:
+                if AsWritten._inside == 0:
+                    AsWritten._stance = torch.compiler.set_stance("force_eager")
+                AsWritten._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        if self._compiled:
+            with AsWritten._lock:
+                AsWritten._inside -= 1
+                if AsWritten._inside == 0:
+                    AsWritten._stance.__exit__(None, None, None)
 
 
 @contextmanager

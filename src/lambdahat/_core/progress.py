@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from lambdahat._core.check import describe, require
+
 # seconds from which the time left is estimated: a cell of an experiment may take many minutes
 REMEMBERED = 4 * 3600.0
 
@@ -325,6 +327,9 @@ class progress:
 
     def __init__(self, listener: Listener | bool = True) -> None:
         global _chosen
+        known = isinstance(listener, bool) or callable(listener)
+        expected = "be True, False or a function"
+        require(known, "listener", expected, describe(listener), "", TypeError)
         self._before, self._given = _chosen, listener
         if isinstance(listener, bool):
             listener = (notebook_line() or TextLines()) if listener else lambda *_: None

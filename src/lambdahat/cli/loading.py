@@ -19,7 +19,7 @@ from lambdahat._core.check import did_you_mean, require_count
 from lambdahat.cli.exits import FactoryError, InputError, foreign_output, one_line
 from lambdahat.cli.options import ProblemChoices
 from lambdahat.problem import Problem
-from lambdahat.problem.network import named_tensors
+from lambdahat.problem.network import named_tensors, own_names
 from lambdahat.training import checkpoints
 
 UNCHANGED = ProblemChoices()
@@ -162,7 +162,7 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Tensor]:
     if not values or not all(isinstance(value, Tensor) for value in values):
         cure = "save model.state_dict()"
         raise InputError(f"{option}: {path} must hold a dict of name to tensor; {cure}")
-    return {str(name).removeprefix("module."): tensor for name, tensor in stored.items()}
+    return {str(name): tensor for name, tensor in stored.items()}
 
 
 def _with_checkpoint(problem: Problem, path: Path, option: str) -> Problem:
@@ -171,6 +171,7 @@ def _with_checkpoint(problem: Problem, path: Path, option: str) -> Problem:
     expected: Mapping[str, Tensor] = (
         problem.space.unflatten(problem.vector) if model is None else model.state_dict()
     )
+    state = own_names(state, expected.keys())
     of_run = model is not None and set(state) == set(named_tensors(model)) != set(expected)
     if model is not None and of_run:  # a run keeps tied parameters once, and every buffer
         expected = named_tensors(model)

@@ -488,7 +488,8 @@ def _size(raw: Any) -> int:
             if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 1
         ]
         cure = f"give each sample its own row: {', '.join(calls)}" if calls else ""
-    got = f"first dimensions {sorted(sizes)}" if sizes else "a batch without tensors"
+    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tensors[:6])
+    got = f"shapes {shapes}" if sizes else "a batch without tensors"
     expected = "have one tensor or more, all with the same first dimension"
     raise ValueError(message("data", expected, got, cure))
 

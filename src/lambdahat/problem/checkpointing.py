@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from lambdahat._core.device import pull_back
+from lambdahat._core.device import AsWritten, pull_back
 
 HANDLER = "_lambdahat_checkpoint"
 _CHECKPOINT = inspect.unwrap(checkpointing.checkpoint)
@@ -155,6 +155,7 @@ class _Part:
         tensors = {f"model.{name}": value for name, value in inner.items()}
         device, dtype, enabled = self._autocast
         with (
+            AsWritten(),
             recomputing(False),
             checkpoints_of(self._within.model, inner),
             torch.autocast(device, dtype, enabled=enabled),

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from lambdahat._core.check import describe, message, require, require_type
+from lambdahat._core.device import AsWritten
 from lambdahat.problem import losses
 from lambdahat.problem.batches import Batch, Batches, concatenate, copy_with, restored, take
 from lambdahat.problem.checkpointing import checkpoints_of, recomputing
@@ -46,6 +47,10 @@ OF_ROWS = {
     *(nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Softplus),
     *(nn.LogSigmoid, nn.Hardswish, nn.Tanhshrink),
 }
+SINGLE = (
+    "data must be a list of batches, got a first batch with {}; make one batch of single samples:"
+    " torch.utils.data.default_collate(samples)"
+)
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -165,7 +170,7 @@ class Evaluator:
         own = {name: tensor for name, tensor in constants.items() if name not in copies}
         before = [_version(tensor) for tensor in own.values()]
         tensors = {**constants, **copies, **parameters}
-        with checkpoints_of(self.model, tensors) as met:
+        with AsWritten(), checkpoints_of(self.model, tensors) as met:
             output = functional_call(self.model, tensors, args, dict(kwargs))
         for (name, tensor), version in zip(own.items(), before, strict=True):
             if _version(tensor) != version:
@@ -284,6 +289,11 @@ class Evaluator:
         kept = self._kept(batch)
         return float(batch.size if kept is None or self.by_sequence else kept)
 
+    def check_targets(self, batch: Batch) -> None:
+        """Raise for targets that the loss does not take."""
+        if not self.model_loss:
+            self.loss.check_targets(self.split(batch)[2])
+
     def _kept(self, batch: Batch) -> Tensor | None:
         """How many labels a model's own loss averages over, a tensor (), or None."""
         labels = losses.token_labels(batch.data)
@@ -372,7 +382,8 @@ class OutputEvaluator(Evaluator):
         self.function = function
 
     def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return self.function({**self.constants(), **parameters}, *args, **kwargs)
+        with AsWritten():
+            return self.function({**self.constants(), **parameters}, *args, **kwargs)
 
 
 class FunctionEvaluator(Evaluator):
@@ -384,7 +395,8 @@ class FunctionEvaluator(Evaluator):
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
         data = (restored(batch.data),) if self.with_data else ()
-        return self.function(dict(parameters), *data)
+        with AsWritten():
+            return self.function(dict(parameters), *data)
 
     def terms(self, batch: Batch) -> float:
         return float(batch.size)
@@ -399,7 +411,8 @@ def check_first_batch(evaluate: Evaluator, parameters: Parameters, batches: Batc
     batch = batches.first()
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     evaluate, loss = _first_loss(evaluate, leaves, batches)
-    require_type(loss, Tensor, "loss", "return a tensor")
+    cure = "leave out .item() and float()" if isinstance(loss, float) else ""
+    require_type(loss, Tensor, "loss", "return a tensor", cure)
     single, cure = loss.ndim == 0 or loss.numel() == 1, 'use reduction="mean"'
     require(single, "loss", "return one number, the mean over the batch", loss, cure)
     named = not evaluate.model_loss and type(evaluate.loss) in losses.NAMED.values()
@@ -476,9 +489,13 @@ def _first_loss(evaluate: Evaluator, leaves: Parameters, batches: Batches) -> tu
     if evaluate.model_loss:
         with _explain_errors(evaluate, leaves, batch):
             return evaluate, evaluate(leaves, batch)
+    target, loss = evaluate.split(batch)[2], evaluate.loss
+    if isinstance(target, Tensor) and target.ndim == 0:
+        raise ValueError(SINGLE.format("a target that is one number"))
     with _explain_errors(evaluate, leaves, batch):
         output = evaluate.output(leaves, batch)
-    target, loss = evaluate.split(batch)[2], evaluate.loss
+    if _takes_one_sample(evaluate, leaves, batch, output):
+        raise ValueError(SINGLE.format("inputs that the model takes as one sample"))
     # the library's own losses take tensors
     if not isinstance(output, Tensor) and not isinstance(loss, Custom | losses.GaussianNLL):
         cure = 'return it as "logits", wrap the model, or pass a callable loss(output, target)'
@@ -502,10 +519,23 @@ def _first_loss(evaluate: Evaluator, leaves: Parameters, batches: Batches) -> tu
         if not isinstance(batch.data, Tensor):
             raise
         got = f"inputs alone, {tuple(batch.data.shape)}"
-        cure = f"pass (x, y). As their own targets, for an autoencoder: {error}"
+        cure = f"pass (x, y); the inputs cannot be their own targets, as in an autoencoder: {error}"
         raise ValueError(message("data", expected, got, cure)) from error
     with _explain_errors(evaluate, leaves, batch):
         return evaluate, evaluate.loss_of(output, batch)
+
+
+def _takes_one_sample(evaluate: Evaluator, leaves: Parameters, batch: Batch, output: Any) -> bool:
+    """Whether vectors (B,) are not B numbers to the model: it takes no fewer of them."""
+    inputs = tree_leaves(evaluate.split(batch)[:2])
+    flat = isinstance(output, Tensor) and output.ndim == 1 and type(evaluate) is Evaluator
+    if not flat or not all(isinstance(x, Tensor) and x.ndim == 1 for x in inputs):
+        return False
+    try:
+        evaluate.output(leaves, take(batch, slice(1)))
+    except RuntimeError:
+        return batch.size > 1
+    return False
 
 
 def _missing_target(evaluate: Evaluator, data: Any) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lambdahat._core.check import describe, message, require, require_choice
+from lambdahat._core.device import COMPILED, AsWritten
 from lambdahat.problem.batches import Batch, copy_with, take
 
 IGNORE = -100
@@ -111,6 +112,9 @@ class Loss(ABC):
     def check(self, output: Any, target: Any) -> None:  # noqa: B027
         """Raise when the output cannot be what this loss takes; called once, at construction."""
 
+    def check_targets(self, target: Any) -> None:  # noqa: B027
+        """Raise for targets that this loss does not take; called for every batch."""
+
     def terms(self, target: Any, size: int) -> float:
         """How many equal terms the mean is over: the weight of a batch in the data's mean."""
         return float(size)
@@ -175,6 +179,7 @@ class CrossEntropy(Loss):
 
     name, convex, likelihood, predictive = "cross_entropy", True, True, True
     classes: int | None = None  # the dimension, 1 or −1, once it is decided
+    width: int = 0  # their number, from then on
 
     def __init__(
         self,
@@ -200,7 +205,7 @@ class CrossEntropy(Loss):
         for output, target in pairs:
             fitting, shape = self._fitting(output, target), output.shape
             if len(fitting) == 1:
-                return copy_with(self, classes=fitting[0])
+                return copy_with(self, classes=fitting[0], width=shape[fitting[0]])
         if not self.torch_order:
             raise ValueError(
                 "the model's output must show which dimension holds the classes, got logits"
@@ -208,7 +213,7 @@ class CrossEntropy(Loss):
                 " classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which"
                 " takes them there, or flatten to logits (batch, classes)"
             )
-        return copy_with(self, classes=1)
+        return copy_with(self, classes=1, width=shape[1])
 
     def _classes_first(self, output: Tensor, target: Tensor) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim < 2:
@@ -279,11 +284,21 @@ class CrossEntropy(Loss):
                 )
             absent, expected = self.ignored < 0, "be left out for targets that are probabilities"
             require(absent, "ignore_index", expected, self.ignored)
-            return
-        whole, kind = target.dtype in (torch.int64, torch.uint8), str(target.dtype)
-        require(whole, "targets", "be class indices of dtype int64", kind, "call .long()")
+        else:
+            whole, kind = target.dtype in (torch.int64, torch.uint8), str(target.dtype)
+            require(whole, "targets", "be class indices of dtype int64", kind, "call .long()")
+        self._require_range(target, classes)
+
+    def check_targets(self, target: Tensor) -> None:
+        self._require_range(target, self.width)
+
+    def _require_range(self, target: Tensor, classes: int) -> None:
         low, high = _range(target)
-        if low < 0 or high >= classes:
+        if target.is_floating_point():
+            expected = "be class indices (int64) or probabilities"
+            got, cure = f"{low:.3g} among them", "of class indices call .long(), of logits .softmax"
+            require(not low < 0, "targets", expected, got, cure)
+        elif low < 0 or high >= classes:
             kept = target.long()
             least, most = _range(kept.masked_fill(kept == self.ignored, 0))
             if least < 0 or most >= classes:
@@ -422,7 +437,7 @@ class CrossEntropy(Loss):
         return self.weight.to(target.device).double()[target.where(kept, 0)] * kept
 
 
-def _range(target: Tensor) -> tuple[int, int]:
+def _range(target: Tensor) -> tuple[float, float]:
     """The smallest and the largest, read at once: every reading waits for the GPU."""
     low, high = torch.stack(target.aminmax()).tolist() if target.numel() else (0, 0)
     return low, high
@@ -532,6 +547,12 @@ class BinaryCrossEntropy(_Elementwise):
                 sizes = zip(own, (1, *output.shape[1:]), strict=False)
                 fits = len(own) == output.ndim and all(have in (1, want) for have, want in sizes)
                 require(fits, name, expected, weight, cure)
+        self.check_targets(target)
+
+    def check_targets(self, target: Tensor) -> None:
+        low, high = _range(target)
+        got, cure = f"values in [{low:.3g}, {high:.3g}]", "0 and 1 stand for the two classes"
+        require(not (low < 0 or high > 1), "targets", "lie in [0, 1]", got, cure)
 
     def curvature(self, output: Tensor, target: Tensor) -> Tensor:
         p = output.sigmoid()
@@ -633,7 +654,8 @@ class Custom(Loss):
         self.name = getattr(function, "__name__", type(function).__name__)
 
     def value(self, output: Any, target: Any) -> Tensor:
-        return self.function(output, target)
+        with AsWritten():
+            return self.function(output, target)
 
 
 NAMED: dict[str, type[Loss]] = {
@@ -651,6 +673,7 @@ _FUNCTIONS: dict[Any, type[nn.Module]] = {
 
 def make_loss(loss: Any) -> Loss:
     """A loss from its name, a torch loss module or function, or a callable."""
+    loss = getattr(loss, COMPILED, loss)
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):

@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,12 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.checkpoint import checkpoint
 
 from lambdahat._core.check import message, require
+from lambdahat._core.device import COMPILED
 from lambdahat._core.storage import digest_tensors
 from lambdahat.problem.distributed import is_sharded, without_sharding
 
 Pattern = str | Sequence[str] | Callable[[str], bool]
+T = TypeVar("T")
 
 
 def matcher(pattern: Pattern) -> Callable[[str], bool]:
@@ -183,10 +185,41 @@ NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 CUDNN_WAS = "cudnn_was"
 
 
+def own_names(tensors: Mapping[str, T], known: Collection[str]) -> dict[str, T]:
+    """The same under the model's own names: what ``torch.compile`` and wrappers for parallel
+    training put before them is left out.
+    """
+    wrappers = rf"^((module|{COMPILED})\.)+|\b{COMPILED}\."
+    names = (name if name in known else re.sub(wrappers, "", name) for name in tensors)
+    return dict(zip(names, tensors.values(), strict=True))
+
+
+def untied(tensors: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """The same with each tied parameter once, under its first name."""
+    first, kept = first_names(model), dict[str, Any]()
+    for name, tensor in tensors.items():
+        own = first.get(name, name)
+        there = kept.setdefault(own, tensor)
+        same = there is tensor or (isinstance(tensor, Tensor) and torch.equal(there, tensor))
+        require(same, name, f"equal {own}, to which the model ties it", "other numbers")
+    return kept
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """The first name of every parameter by each of its names: tied ones have several."""
+    first = {id(tensor): name for name, tensor in model.named_parameters()}
+    everywhere = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(tensor)] for name, tensor in everywhere}
+
+
 def private_copy(model: nn.Module, norm: str) -> nn.Module:
     """A copy of the module tree that shares the tensors, set to the evaluation mode asked for."""
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        model = model.module
+    expected, cure = "be a module of Python", "pass the model that it was made from"
+    compiled = isinstance(model, torch.jit.ScriptModule)
+    require(not compiled, "model", expected, "a ScriptModule of torch.jit", cure, TypeError)
+    parallel = nn.parallel.DistributedDataParallel, nn.DataParallel
+    while isinstance(model, parallel) or COMPILED in model._modules:
+        model = model.get_submodule("module" if isinstance(model, parallel) else COMPILED)
     model = without_sharding(model) if is_sharded(model) else model
     memo = {id(tensor): tensor for tensor in named_tensors(model).values()}
     for layer in model.modules():  # weights that old-style hooks compute before every pass
@@ -201,6 +234,10 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
             f"model must survive copy.deepcopy, got {type(error).__name__}: {error}; "
             "drop cached tensors or handles kept as attributes"
         ) from error
+    for layer in list(private.modules()):
+        for name, part in layer._modules.items():
+            while part is not None and COMPILED in part._modules:
+                part = layer._modules[name] = part._modules[COMPILED]
     private.eval()
     users = {id(getattr(layer, "config", None)) for layer in model.modules()}
     for layer in private.modules():
@@ -299,9 +336,8 @@ def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> d
             fixed.update(key for key, _ in layer.named_parameters(name, recurse=False))
     asked = set(everything)
     if pattern is not None:
-        match, first_name = matcher(pattern), {id(part): name for name, part in everything.items()}
-        aliases = model.named_parameters(remove_duplicate=False)
-        asked = {first_name[id(tensor)] for name, tensor in aliases if match(name)}
+        match = matcher(pattern)
+        asked = {first for name, first in first_names(model).items() if match(name)}
         some = ", ".join(list(everything)[:6]) + (", …" if len(everything) > 6 else "")
         require(bool(asked), "parameters", f"match at least one of {some}", repr(pattern))
     asked -= fixed
@@ -339,7 +375,9 @@ def device_of(tensors: Mapping[str, Tensor], asked: torch.device | str | None) -
     except (RuntimeError, AssertionError, TypeError) as error:
         why = str(error).partition(".")[0].partition(" at start of ")[0]
         why = f"torch knows no device {asked!r}" if "Expected one of" in why else why
-        raise ValueError(f'device must be available, got {asked!r}; use "cpu" ({why})') from error
+        other = "cuda" if torch.cuda.is_available() else "cpu"
+        cure = f'use "{other}" ({why})'
+        raise ValueError(message("device", "be available", repr(asked), cure)) from error
     return torch.device(asked)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from math import prod
+from os import PathLike
 from typing import Any, Self
 
 import numpy as np
@@ -53,9 +54,11 @@ from lambdahat.problem.network import (
     device_of,
     matcher,
     named_tensors,
+    own_names,
     private_copy,
     select_parameters,
     structure,
+    untied,
 )
 
 # what a model's own loss may be, of its logits and labels
@@ -312,7 +315,11 @@ class Problem:
     def _weigh(self, all_count: bool = False) -> None:
         """Weigh the batches and, once all ranks agree on the whole, take this rank's share."""
         run = self._evaluate
-        terms = [float(batch.size) if all_count else run.terms(batch) for batch in self.batches]
+        terms = []
+        for batch in self.batches:
+            if batch.index:  # the first was looked at with the output
+                run.check_targets(batch)
+            terms.append(float(batch.size) if all_count else run.terms(batch))
         self._total = sum(terms)
         counted = self._total > 0
         require(counted, "data", "hold at least one target that counts", "only ignored targets")
@@ -409,8 +416,11 @@ class Problem:
         constants = {k: v.clone() if k in moving else v for k, v in held.items()}
         if isinstance(theta, Mapping):
             current = self.space.unflatten(vector)
-            unknown = sorted(set(theta) - set(current) - set(held))
-            require(not unknown, "theta", "name parameters of this problem", ", ".join(unknown[:5]))
+            known = [*current, *held]
+            theta = untied(own_names(theta, known), run.model)
+            unknown = ", ".join(sorted(set(theta).difference(known))[:5])
+            some = ", ".join(known[:4]) + ", …" * (len(known) > 4)
+            require(not unknown, "theta", f"name parameters of this problem ({some})", unknown)
             for name, tensor in theta.items():
                 shape = (current[name] if name in current else held[name]).shape
                 require_type(tensor, Tensor, name, "be a tensor")
@@ -710,11 +720,13 @@ class Problem:
         if theta is None:
             return self.vector
         shape = (self.num_parameters,)
-        fits = isinstance(theta, Tensor) and theta.shape == shape
-        require(fits, "theta", f"be a tensor of shape {shape}", theta)
+        fits, expected = isinstance(theta, Tensor) and theta.shape == shape, "be a tensor of shape"
+        path = isinstance(theta, str | PathLike)
+        cure = "load it first: problem.at(torch.load(path))" if path else ""
+        require(fits, "theta", f"{expected} {shape}", repr(theta) if path else theta, cure)
         got = "a tensor on the meta device, which has a shape alone"
         require(not theta.is_meta, "theta", "hold numbers", got)
-        if float((0 * theta).sum()) != 0.0:  # as isfinite would say, in fewer operations
+        if float((0 * theta.detach()).sum()) != 0.0:  # as isfinite would say, in fewer operations
             self._require_finite(theta)
         if self._sharded is not None:
             self._sharded.refresh()

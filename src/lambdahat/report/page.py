@@ -419,6 +419,9 @@ def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Pat
     from plotly.offline import get_plotlyjs
 
     path = Path(path)
+    other = path.suffix.lower() in (".pdf", ".png", ".svg")
+    cure = "figures of results are saved by lh.plot(result).figure.savefig"
+    require(not other, "path", "name an HTML file", str(path), cure)
     make_folder(path.parent)
     write_atomically(path, document(sections, title, get_plotlyjs()).encode())
     return path

@@ -76,6 +76,9 @@ NAMES_ELSEWHERE = {  # of settings, in devinterp
     "num_chains": "chains",
     "num_draws": "draws",
     "num_burnin_steps": "burn_in",
+    "bounding_box_size": "bound",
+    "gradient_accumulation_steps": "accumulate",
+    "beta": "nbeta, which is n·β,",
 }
 
 

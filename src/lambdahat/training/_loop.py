@@ -29,7 +29,7 @@ from lambdahat.training.checkpoints import Checkpoint, Checkpoints, alone_in, re
 from lambdahat.training.feeding import Augment, Feed, contents, same_contents
 from lambdahat.training.history import BestSoFar, EarlyStopping, Metrics, Run
 from lambdahat.training.loggers import Loggers
-from lambdahat.training.trackers import describe_tracker
+from lambdahat.training.trackers import describe_tracker, gather_trackers
 
 # statistics of more samples cost a pass and change little (§7.3.1, spectral thesis)
 REFRESH_SAMPLES = 10_000
@@ -55,6 +55,7 @@ class FitSettings(SimpleNamespace):
     folder: Any
     loggers: Any
     early_stopping: Any
+    trackers: Any
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -86,6 +87,7 @@ class FitSettings(SimpleNamespace):
         check.require(fits, "optimizer", "step without a closure", "LBFGS", cure)
         if self.schedule is not None:
             self._require_schedule()
+        self.trackers = gather_trackers(self.trackers)
         wants = {"regularizers": "add_to, needs_product", "trackers": "measure, every, unit"}
         for name, wanted in wants.items():
             parts = getattr(self, name)
@@ -147,7 +149,7 @@ def fit(
     clip: float | None = None,
     augment: Augment | None = None,
     accuracy: stepping.Judge | None = None,
-    trackers: Sequence[Any] = (),
+    trackers: str | Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     curvature_samples: int | None = None,
     folder: str | Path | None = None,
@@ -176,9 +178,9 @@ def fit(
       latter with a scaled loss. ``clip`` bounds the norm of the gradient.
     - ``augment(inputs, generator)`` changes the inputs of each batch; ``accuracy(output, target)``
       says which targets were met, where that is not what the loss suggests.
-    - ``trackers`` measure along the way; ``loggers`` are "csv", "tensorboard", "wandb", "mlflow",
-      or objects with ``log(step, values)`` and ``close()``. A logger that fails is dropped with a
-      warning.
+    - ``trackers``, or their names ("edge,trace"), measure along the way; ``loggers`` are "csv",
+      "tensorboard", "wandb", "mlflow", or objects with ``log(step, values)`` and ``close()``. A
+      logger that fails is dropped with a warning.
     - ``folder``: rows go to ``metrics.jsonl`` and ``metrics.csv`` there, checkpoints to
       ``checkpoints``, the ``keep`` newest and the best, every ``checkpoint_every`` epochs and
       ``checkpoint_steps`` steps. With ``resume`` a run that was killed goes on from the newest

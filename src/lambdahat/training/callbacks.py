@@ -16,7 +16,7 @@ from lambdahat.training._loop import require_same_run
 from lambdahat.training.feeding import contents
 from lambdahat.training.history import Metrics, Run
 from lambdahat.training.loggers import Loggers, numbers, require_loggers
-from lambdahat.training.trackers import Row, Tracker, describe_tracker, make_trackers
+from lambdahat.training.trackers import Row, Tracker, describe_tracker, gather_trackers
 
 MEASUREMENTS = "measurements"  # the folder of the full results, as ``fit`` names it
 
@@ -183,14 +183,10 @@ def tracking(
 
 def _make_all(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
     """Trackers from trackers and names."""
-    parts = trackers.split(",") if isinstance(trackers, str) else trackers
-    require_type(parts, Sequence, "trackers", "be a list of trackers or names")
-    names = [part for part in parts if isinstance(part, str)]
-    made: list[Tracker] = [part for part in parts if not isinstance(part, str)]
+    made: list[Tracker] = gather_trackers(trackers)
     for tracker in made:
         has, cure = "have name, every, unit and measure", 'make one with make_tracker("trace")'
         require_type(tracker, Tracker, "trackers", has, cure)
-    made += [*make_trackers(names)] if names else []
     require(bool(made), "trackers", "hold at least one", "none")
     known = [tracker.name for tracker in made]
     twice = sorted({name for name in known if known.count(name) > 1})

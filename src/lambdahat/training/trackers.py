@@ -286,3 +286,12 @@ def make_trackers(names: str | Sequence[str], **common: Any) -> list[SampledTrac
         tracker = make_tracker(part, **common)
         trackers.setdefault(tracker.name, tracker)
     return list(trackers.values())
+
+
+def gather_trackers(trackers: str | Sequence[Any]) -> list[Any]:
+    """Trackers from trackers and names, such as "edge,trace"; those of names come last."""
+    parts = trackers.split(",") if isinstance(trackers, str) else trackers
+    require_type(parts, Sequence, "trackers", "be a list of trackers or names")
+    names = [part for part in parts if isinstance(part, str)]
+    made = [part for part in parts if not isinstance(part, str)]
+    return [*made, *make_trackers(names)] if names else made
