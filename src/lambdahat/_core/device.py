@@ -462,7 +462,8 @@ class StraightLine:
                 found = function(given)
             self._noted = noted if noted.complete(found) else None
             return found
-        if noted is not None and noted.stale():  # autograd may refuse, and says why
+        # constants that were changed in place: autograd may refuse, and says why
+        if noted is not None and any(each._version != was for each, was in noted.versions):
             noted, self._noted, self.replaces = None, None, False
         if noted is None:
             return function(given)
@@ -492,23 +493,20 @@ class _Operations(OperationWatch):
         self._places = WeakTensorKeyDictionary({given: 0})
         self._made, self._views = {0}, dict[Any, int]()
         self._steps: list[Any] = []
-        self._versions: list[tuple[Tensor, int]] = []
+        self.versions: list[tuple[Tensor, int]] = []  # of the constants
         self._found = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if self.plain:
-            self._note(func, args, kwargs, out)
-        return out
-
-    def _note(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        if not self.plain:
+            return out
         where = tuple(map(self._place, args))
         named = {name: self._place(value) for name, value in kwargs.items()}
         places = {i for at in (*where, *named.values()) for i in _each(at)}
         found = _each(out)
         if not places & self._made and func.is_view:
-            return
+            return out
         random = torch.Tag.nondeterministic_seeded in func.tags
         schema = zip(func._schema.arguments, [*where, *[None] * len(named)], strict=False)
         given = [(argument, named.get(argument.name, at)) for argument, at in schema]
@@ -517,18 +515,26 @@ class _Operations(OperationWatch):
         strange = any(not isinstance(each, Tensor) or type(each) is not Tensor for each in found)
         if random or lasting or strange:
             self.plain = False
-            return
+            return out
         if func.is_view and isinstance(out, Tensor):
-            if _same_view(out, args[0]):
+            of = args[0]
+            same = out.shape == of.shape and out.stride() == of.stride() and out.dtype == of.dtype
+            if same and out.storage_offset() == of.storage_offset():  # all of it as it is
                 self._places[out] = where[0]
-                return
+                return out
             key = func, where[0], repr(args[1:]), repr(kwargs)
             if key in self._views:
                 self._places[out] = self._views[key]
-                return
+                return out
             self._views[key] = len(self._values)
-        targets = [self._made_place(each) for each in found]
+        for each in found:
+            if each not in self._places:
+                self._places[each] = len(self._values)
+                self._made.add(len(self._values))
+                self._values.append(None)
+        targets = [self._places[each] for each in found]
         self._steps.append((func, where, named, targets, isinstance(out, Tensor)))
+        return out
 
     def _place(self, value: Any) -> Any:
         """Where an argument is among the values; a list where it is a list with tensors in it."""
@@ -540,17 +546,9 @@ class _Operations(OperationWatch):
             self.plain = self.plain and type(value) in PLAIN
             self._places[value] = len(self._values)
             if not value.is_inference():
-                self._versions.append((value, value._version))
+                self.versions.append((value, value._version))
         self._values.append(value)
         return len(self._values) - 1
-
-    def _made_place(self, tensor: Tensor) -> int:
-        place: int | None = self._places.get(tensor)
-        if place is None:
-            self._places[tensor] = place = len(self._values)
-            self._values.append(None)
-            self._made.add(place)
-        return place
 
     def complete(self, found: Tensor) -> bool:
         """End with what the function returned; whether the steps can be run."""
@@ -566,10 +564,6 @@ class _Operations(OperationWatch):
         self._found, self._shape = place, (found.shape, found.stride())
         self._places, self._views, self._made = WeakTensorKeyDictionary(), {}, set()
         return True
-
-    def stale(self) -> bool:
-        """Whether a constant was changed in place."""
-        return any(constant._version != version for constant, version in self._versions)
 
     def run(self, given: Tensor) -> Tensor:
         """What the function gives for a tensor of the same shape and strides."""
@@ -592,12 +586,6 @@ def _each(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _same_view(view: Tensor, of: Tensor) -> bool:
-    """Whether a view is all of a tensor as it is."""
-    same = view.shape == of.shape and view.stride() == of.stride() and view.dtype == of.dtype
-    return same and view.storage_offset() == of.storage_offset()
 
 
 def _caller(func: Any, where: tuple[Any, ...], named: dict[str, Any]) -> Callable[[Any], Any]:

@@ -267,17 +267,13 @@ class Result:
         there is a curve to see, and all fields.
         """
         picture = import_module("lambdahat.report.figures").thumbnail(self)
-        text: str = _tables().html_of(self, self._texts(), picture)
-        return text
-
-    def _texts(self) -> dict[str, str]:
-        """The fields in short, the status with its remedy."""
         named = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}  # type: ignore[arg-type]
         texts = {name: _short(value) for name, value in named.items() if not _is_empty(value)}
         for name, value in named.items():
             if isinstance(value, Status):
                 texts[name] = value.name if value.ok else f"{value.name}: {value.value}"
-        return texts
+        text: str = _tables().html_of(self, texts, picture)
+        return text
 
     def table(self) -> list[dict[str, Any]]:
         """One row per number: quantity, value, stderr, cost and status."""

@@ -16,7 +16,6 @@ from lambdahat.graphs import (
     Clusters,
     Graph,
     ModelChoice,
-    ModelFit,
     Similarity,
     clusters,
     fit_model,
@@ -190,7 +189,20 @@ def run_fit(
             result = which_model(one, **given) if model is None else fit_model(one, model, **given)
         write(output, f"fit-{one.name}", result)
         for fit in result.fits if isinstance(result, ModelChoice) else (result,):
-            documents.append({"name": one.name, **_fit_document(fit)})
+            documents.append(
+                {
+                    "name": one.name,
+                    "model": fit.model,
+                    "parameter": fit.parameter,
+                    "value": fit.value,
+                    "stderr": fit.stderr,
+                    "divergence": fit.divergence,
+                    "typical": fit.typical,
+                    "size": fit.size,
+                    "neighbours": fit.neighbours,
+                    "graphs_drawn": fit.cost,
+                }
+            )
             rows.append(
                 (
                     one.name,
@@ -240,17 +252,3 @@ def _divergence(similarity: Similarity, i: int, j: int) -> str:
     return value_text(
         Estimate(float(similarity.divergences[i, j]), float(similarity.stderr[i, j]))
     ).removesuffix(" (exact)")
-
-
-def _fit_document(fit: ModelFit) -> dict[str, Any]:
-    return {
-        "model": fit.model,
-        "parameter": fit.parameter,
-        "value": fit.value,
-        "stderr": fit.stderr,
-        "divergence": fit.divergence,
-        "typical": fit.typical,
-        "size": fit.size,
-        "neighbours": fit.neighbours,
-        "graphs_drawn": fit.cost,
-    }

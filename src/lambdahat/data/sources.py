@@ -244,7 +244,9 @@ class Mirror:
         for file in files:
             target = folder / f"{file.name}{self.suffix}"
             part = target.with_name(f"{target.name}.part")
-            download(f"{self.base.rstrip('/')}/{target.name}", part, most=_most(file))
+            # incompressible data grows a little when packed
+            most = None if file.size is None else file.size + file.size // 100 + 4096
+            download(f"{self.base.rstrip('/')}/{target.name}", part, most=most)
             _accept(part, target, file)
 
 
@@ -362,11 +364,6 @@ def _require_plain(member: tarfile.TarInfo, archive: str) -> None:
     kind = "a link" if member.issym() or member.islnk() else kind
     came = f"{describe(member.name)} ({kind or 'a path out of it'})"
     require(not (outside or kind), str(archive), "hold files and folders below its own", came)
-
-
-def _most(file: File) -> int | None:
-    """The bytes that a mirror's copy may have: incompressible data grows a little when packed."""
-    return None if file.size is None else file.size + file.size // 100 + 4096
 
 
 def _write(data: bytes, file: File, folder: Path) -> None:

@@ -155,7 +155,15 @@ class Products:
             if replay is not None:
                 return replay(rows)
         if count == 1:
-            return self._repeat(rows[0]).unsqueeze(0)
+            run, row = partial(self._sum, batched=False), rows[0]
+            # On a CPU a product with one vector is in the end its operations alone; a block has
+            # eight times the arithmetic for as much around it.
+            whole = len(self.cache) == len(self.problem.share) and self.problem.memory is None
+            light = self.graph_bytes * len(self.problem.share) <= STRAIGHT_BYTES
+            alone = row.is_cpu and whole and light
+            if alone and not torch._C._are_functorch_transforms_active():
+                return self.line(run, row).unsqueeze(0)
+            return run(row).unsqueeze(0)
         step = 1
         if self.vmaps:  # as many as fit into the budget
             memory = self.problem.memory
@@ -196,18 +204,6 @@ class Products:
             self.why_alone = f"{type(error).__name__}: {str(error)[:300]}"
         self.vmaps = False  # one by one from now on
         return self._apply(rows)
-
-    def _repeat(self, row: Tensor) -> Tensor:
-        """The product with one vector, on a CPU in the end by its operations alone.
-
-        A block has eight times the arithmetic for as much around it.
-        """
-        run, count = partial(self._sum, batched=False), len(self.problem.share)
-        whole = row.is_cpu and len(self.cache) == count and self.problem.memory is None
-        large = self.graph_bytes * count > STRAIGHT_BYTES
-        if not whole or large or torch._C._are_functorch_transforms_active():
-            return run(row)
-        return self.line(run, row)
 
     def _sum(self, rows: Tensor, batched: bool, only: int | None = None) -> Tensor:
         """Σ_b w_b A_b rows in the operator's dtype, or A_b rows for ``only`` one batch."""
@@ -706,11 +702,14 @@ def fisher(
     linearise.require_separable(problem)
     draws = {"seed": seed, "samples": samples}
     problem.ranks.agree("the Monte-Carlo Fisher", draws, problem.device)
-
-    def sampled_map(p: Problem) -> OutputMaps:
-        return linearise.rank_one_map(linearise.monte_carlo_residuals(p, samples, seed))
-
-    return GaussNewton(problem, sampled_map, ("monte_carlo", samples, seed), mode, memory, True)
+    return GaussNewton(
+        problem,
+        lambda p: linearise.rank_one_map(linearise.monte_carlo_residuals(p, samples, seed)),
+        ("monte_carlo", samples, seed),
+        mode,
+        memory,
+        True,
+    )
 
 
 @default_context()

@@ -146,7 +146,7 @@ def _pad_and_stack(squares: list[Tensor]) -> tuple[Tensor, Tensor]:
 def _raise_to_floor(matrices: Tensor, floor: Tensor, bound: Tensor, eye: Tensor) -> Tensor:
     """max(X, floor·I) of symmetric X, ‖X‖ ≤ ``bound``: floor + (K + K·sign K)/2, K = X − floor."""
     above = matrices - _column(floor) * eye
-    sign = _sign(above / _column(MARGIN * (bound + floor)), NEAR)
+    sign = _sign(above / _column(MARGIN * (bound + floor)))
     above = 0.5 * (above + torch.bmm(above, sign))
     return 0.5 * (above + above.mT) + _column(floor) * eye
 
@@ -181,9 +181,9 @@ def _roots(square: Tensor, eye: Tensor, low: float) -> tuple[Tensor, Tensor]:
     return root, inverse
 
 
-def _sign(matrices: Tensor, low: float) -> Tensor:
-    """sign(X) of symmetric X, ‖X‖ ≤ 1; eigenvalues within ``low`` of 0 stay in between."""
-    for scale in _schedule(low):
+def _sign(matrices: Tensor) -> Tensor:
+    """sign(X) of symmetric X, ‖X‖ ≤ 1; eigenvalues within ``NEAR`` of 0 stay in between."""
+    for scale in _schedule(NEAR):
         square, keep, take = torch.bmm(matrices, matrices), 1.5 * scale, -0.5 * scale**3
         matrices = torch.baddbmm(matrices, matrices, square, beta=keep, alpha=take)
     return matrices

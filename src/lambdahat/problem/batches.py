@@ -141,7 +141,13 @@ class Batches:
             cure = "leave empty batches out"
             require(batch.size > 0, name, "hold at least one sample", "an empty batch", cure)
             self.sizes.append(batch.size)
-            self.sums += [(index, part) for part in _sums(batch.data)]
+            for leaf in tree_leaves(batch.data):
+                if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                    if leaf.layout != torch.strided:  # the numbers that a sparse tensor holds
+                        sparse = leaf.layout == torch.sparse_coo
+                        leaf = leaf._values() if sparse else leaf.values()
+                    wide = torch.promote_types(leaf.dtype, torch.float32)
+                    self.sums.append((index, leaf.sum(dtype=wide)))
             yield batch
 
     def __len__(self) -> int:
@@ -289,18 +295,6 @@ def _content(leaf: Any) -> str:
 def _bytes(batch: Batch) -> int:
     tensors = (leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor))
     return sum(leaf.numel() * leaf.element_size() for leaf in tensors)
-
-
-def _sums(data: Any) -> list[Tensor]:
-    """The sum of each tensor of real numbers in a batch, in float32 at least."""
-    sums = []
-    for leaf in tree_leaves(data):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            wide = torch.promote_types(leaf.dtype, torch.float32)
-            if leaf.layout != torch.strided:  # the numbers that a sparse tensor holds
-                leaf = leaf._values() if leaf.layout == torch.sparse_coo else leaf.values()
-            sums.append(leaf.sum(dtype=wide))
-    return sums
 
 
 def cache_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch] | None:

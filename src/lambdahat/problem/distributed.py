@@ -112,9 +112,16 @@ class Ranks:
         kind = f"{what}, {shape}, sum {self._sums} of {self.name}"
         header = self._header(kind, given).to(values.device, values.dtype)
         buffer = torch.cat([header, values.detach().reshape(-1)])
-        with self._explain_errors(kind):
+        try:
             dist.all_reduce(buffer, group=self.group)
             total = buffer[:HEADER].double().cpu()
+        except RuntimeError as error:
+            text = " ".join(str(error).split())[:200]
+            raise RuntimeError(
+                f"all {self.size} ranks must take part in {kind}, got a rank that ended, hangs or"
+                f" does something else ({text}); {CURE}, and init_process_group(timeout=…) says how"
+                f" long to wait{self._whereabouts(kind)}"
+            ) from error
         self._require_alike(total, header.double().cpu(), kind, values.dtype)
         return buffer[HEADER:].view(values.shape)
 
@@ -196,19 +203,6 @@ class Ranks:
                 f"the ranks must make the same calls with the same arguments, got other {other} in "
                 f"{kind}; {CURE}{self._whereabouts(kind)}"
             )
-
-    @contextmanager
-    def _explain_errors(self, kind: str) -> Iterator[None]:
-        """Errors of the process group with a note on what all ranks were to do."""
-        try:
-            yield
-        except RuntimeError as error:
-            text = " ".join(str(error).split())[:200]
-            raise RuntimeError(
-                f"all {self.size} ranks must take part in {kind}, got a rank that ended, hangs or"
-                f" does something else ({text}); {CURE}, and init_process_group(timeout=…) says how"
-                f" long to wait{self._whereabouts(kind)}"
-            ) from error
 
     def _whereabouts(self, kind: str) -> str:
         """What the other ranks report through the store, or that they do not answer."""

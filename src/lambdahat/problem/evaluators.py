@@ -237,16 +237,44 @@ class Evaluator:
         )
 
     def chain(self, batch: Batch) -> tuple[list[tuple[str, nn.Module]], Tensor] | None:
-        """The layers of a model whose graph shows all that it does (``chain_of``), and their input;
-        None for other models.
+        """The layers by name, in their order, of a chain of torch's own, and their input; None for
+        other models.
+
+        In a chain every sample is taken by itself, and the graph of its output shows all that it
+        does: no layer has a hook, a forward pass or a kind of parameters of its own. Hooks come and
+        go, so that this is looked at anew each time.
         """
-        if self.model_loss:
-            return None
-        args, kwargs, _ = self.split(batch)
+        args, kwargs, _ = ((), {}, None) if self.model_loss else self.split(batch)
         if kwargs or len(args) != 1 or type(args[0]) is not Tensor:
             return None
-        layers = chain_of(self.model, args[0].ndim)
-        return None if layers is None else (layers, args[0])
+        layers, left, held, dims = [], [("", self.model)], list[int](), args[0].ndim
+        while left:
+            name, layer = left.pop()
+            kind, state = type(layer), vars(layer)
+            known = kind is nn.Sequential or kind in OF_ROWS or OF_IMAGES.get(kind) == dims
+            # torch's own pass, which users replace in a layer or in its class
+            known = known and "forward" not in state
+            known = known and kind.forward.__module__.startswith("torch.nn.")
+            if not known or any(map(state.get, HOOKS)):
+                return None
+            if kind is nn.Sequential:
+                dot = f"{name}." if name else ""
+                parts = [(f"{dot}{key}", part) for key, part in layer._modules.items()]
+                left += [(key, part) for key, part in reversed(parts) if part is not None]
+                continue
+            tensors = [*layer._parameters.values(), *layer._buffers.values()]
+            tensors = [tensor for tensor in tensors if tensor is not None]
+            if layer.training or not {nn.Parameter, Tensor}.issuperset(map(type, tensors)):
+                return None
+            if isinstance(layer, nn.Flatten):
+                if (layer.start_dim, layer.end_dim) != (1, -1):
+                    return None
+                dims = 2
+            layers.append((name, layer))
+            held += map(id, tensors)  # a layer or a tensor that is there twice has one name only
+        everywhere = any(getattr(nn.modules.module, f"_global{hooks}") for hooks in HOOKS)
+        single = dims > 1 and len(set(held)) == len(held)
+        return None if everywhere or not single else (layers, args[0])
 
     def recomputes(self, point: Callable[[], tuple[Parameters, Batch]]) -> bool:
         """Whether the model checkpoints, with the same gradient where those parts rerun; tried
@@ -300,42 +328,6 @@ class Evaluator:
         if labels is None:
             return None
         return (labels[:, 1:] if self.shifts else labels).ne(IGNORE).sum()
-
-
-def chain_of(model: nn.Module, dims: int) -> list[tuple[str, nn.Module]] | None:
-    """The layers by name, in their order, of a chain of torch's own for inputs of so many
-    dimensions; None for other models.
-
-    In a chain every sample is taken by itself, and the graph of its output shows all that it does:
-    no layer has a hook, a forward pass or a kind of parameters of its own. Hooks come and go, so
-    that this is looked at anew each time.
-    """
-    layers, left, held = [], [("", model)], list[int]()
-    while left:
-        name, layer = left.pop()
-        kind, state = type(layer), vars(layer)
-        known = kind is nn.Sequential or kind in OF_ROWS or OF_IMAGES.get(kind) == dims
-        # torch's own pass, which users replace in a layer or in its class
-        known = known and "forward" not in state and kind.forward.__module__.startswith("torch.nn.")
-        if not known or any(map(state.get, HOOKS)):
-            return None
-        if kind is nn.Sequential:
-            dot = f"{name}." if name else ""
-            parts = [(f"{dot}{key}", part) for key, part in layer._modules.items()]
-            left += [(key, part) for key, part in reversed(parts) if part is not None]
-            continue
-        tensors = [*layer._parameters.values(), *layer._buffers.values()]
-        tensors = [tensor for tensor in tensors if tensor is not None]
-        if layer.training or not {nn.Parameter, Tensor}.issuperset(map(type, tensors)):
-            return None
-        if isinstance(layer, nn.Flatten):
-            if (layer.start_dim, layer.end_dim) != (1, -1):
-                return None
-            dims = 2
-        layers.append((name, layer))
-        held += map(id, tensors)  # a layer or a tensor that is there twice has one name only
-    everywhere = any(getattr(nn.modules.module, f"_global{hooks}") for hooks in HOOKS)
-    return None if everywhere or dims < 2 or len(set(held)) < len(held) else layers
 
 
 def run_layer(layer: Any, own: Mapping[str, Tensor], given: Tensor) -> Tensor:

@@ -298,19 +298,15 @@ class Problem:
                 self.batches = cut_to_fit(self.batches, self.memory, run, self.norm, current)
             self._evaluate = check_first_batch(run, current, self.batches)
             if self.norm == "train" and min(self.batches.sizes) == 1 < max(self.batches.sizes):
-                self._require_statistics(current)
+                single = next(batch for batch in self.batches if batch.size == 1)
+                try:  # a layer may need the variance over the batch
+                    self._evaluate(current, single)
+                except ValueError as error:
+                    got = f"one sample in batch {single.index}, for which {error}"
+                    cure = 'choose a batch_size that leaves no single sample, or norm="eval"'
+                    expected = 'have more than one sample in each batch for norm="train"'
+                    raise ValueError(message("data", expected, got, cure)) from error
         self._weigh()
-
-    def _require_statistics(self, parameters: Parameters) -> None:
-        """Refuse batches of one sample whose variance a layer would need."""
-        single = next(batch for batch in self.batches if batch.size == 1)
-        try:
-            self._evaluate(parameters, single)
-        except ValueError as error:
-            got = f"one sample in batch {single.index}, for which {error}"
-            cure = 'choose a batch_size that leaves no single sample, or norm="eval"'
-            expected = 'have more than one sample in each batch for norm="train"'
-            raise ValueError(message("data", expected, got, cure)) from error
 
     def _weigh(self, all_count: bool = False) -> None:
         """Weigh the batches and, once all ranks agree on the whole, take this rank's share."""
@@ -390,8 +386,8 @@ class Problem:
         return self._evaluate.model if type(self._evaluate) is Evaluator else None
 
     def chain(self, batch: Batch) -> tuple[list[tuple[str, nn.Module]], Tensor] | None:
-        """The layers of a model whose graph shows all that it does (``chain_of``), and their input;
-        None for other models.
+        """The layers of a model whose graph shows all that it does (``Evaluator.chain``), and their
+        input; None for other models.
         """
         if self.model is None or self.norm == "train":
             return None

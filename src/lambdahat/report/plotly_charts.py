@@ -195,7 +195,14 @@ def _uncertainty(chart: Chart, series: Series, trace: Trace, colour: str) -> lis
     if series.x_error is not None:
         trace["error_x"] = {"type": "data", "array": _numbers(series.x_error), **bars}
     if series.style == "stems":
-        extra = [_stems(trace, x, y, colour, chart)]
+        # a thin upright from the floor to every point
+        least = min((value for value in y if value is not None and value > 0), default=1.0)
+        floor = (
+            chart.y_range[0] if chart.y_range[0] is not None else least / 3 if chart.y_log else 0.0
+        )
+        feet = [part for value in y for part in (floor, value, None)]
+        line = {"color": colour, "width": 1.2}
+        extra = [_below_trace(trace, [place for place in x for _ in range(3)], feet, line=line)]
     return extra
 
 
@@ -279,15 +286,6 @@ def _band(
             stretch = []
     fill = {"line": {"width": 0}, "fill": "toself", "fillcolor": f"{colour}/{BAND}"}
     return _below_trace(trace, corners_x[:-1], corners_y[:-1], **fill)
-
-
-def _stems(trace: Trace, x: list[Any], y: list[Any], colour: str, chart: Chart) -> Trace:
-    """A thin upright from the floor to every point."""
-    least = min((value for value in y if value is not None and value > 0), default=1.0)
-    floor = chart.y_range[0] if chart.y_range[0] is not None else least / 3 if chart.y_log else 0.0
-    feet = [part for value in y for part in (floor, value, None)]
-    line = {"color": colour, "width": 1.2}
-    return _below_trace(trace, [place for place in x for _ in range(3)], feet, line=line)
 
 
 def _grid(heat: Heat, values: Sequence[Sequence[float | None]]) -> dict[str, Any]:

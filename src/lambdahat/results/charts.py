@@ -181,7 +181,10 @@ def _charts_of_parts(title: str, parts: Mapping[str, Any], status: Status) -> li
         if isinstance(part, str | bool | int | float):
             rows.append((name, f"{part:.6g}" if isinstance(part, float) else str(part)))
         elif is_number(part) or isinstance(part, LearningCoefficient):
-            rows += _number_rows(name, part)
+            text, label = value_text(part), label_text(name)
+            rows.append((label, text if part.status.ok else f"{text} [{part.status.name}]"))
+            if at := settings_text(part):
+                rows.append((f"{label}, measured at", at))
         if isinstance(part, np.ndarray | Tensor) or _is_numbers(part):
             charts += _array_charts(name, numpy_of(part))
         elif not is_number(part):
@@ -293,13 +296,6 @@ def is_number(result: Any) -> bool:
     if isinstance(result, LearningCoefficient):
         return result.chains is None
     return charts_of.dispatch(type(result)) is charts_of.dispatch(Estimate)
-
-
-def _number_rows(name: str, estimate: Estimate) -> list[tuple[str, str]]:
-    """The lines of a list that show one estimate."""
-    text, name = value_text(estimate), label_text(name)
-    rows = [(name, text if estimate.status.ok else f"{text} [{estimate.status.name}]")]
-    return rows + ([(f"{name}, measured at", at)] if (at := settings_text(estimate)) else [])
 
 
 WORDS = {  # what figures and tables call the quantities that code names so

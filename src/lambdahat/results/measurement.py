@@ -231,14 +231,14 @@ def html_of(result: Result, fields: Mapping[str, str], picture: bytes) -> str:
     own = type(result).__str__ is not object.__str__ and "\n" not in str(result)
     summary = re.sub(r" \[[A-Z_]+: [^\]]*\]", "", str(result)) if own else ""
     name = html.escape(type(result).__name__)
-    listed = "".join(_html_row((key, text), "th") for key, text in fields.items())
+    listed = "".join(_html_row((key, text)) for key, text in fields.items())
     listed = f"<table><tbody>{listed}</tbody></table>"
     parts = [f"<div><b>{name}</b> {html.escape(summary)}</div>"]
     if rows:
         hidden = {"nbeta", "localization"}  # in the summary, or among the fields
         keys = [key for key in rows[0] if key not in hidden]
-        head = _html_row([key.replace("stderr", "standard error") for key in keys], "th", "th")
-        body = [_html_row([_cell(key, row[key], name) for key in keys], "th") for row in rows]
+        head = _html_row([key.replace("stderr", "standard error") for key in keys], "th")
+        body = [_html_row([_cell(key, row[key], name) for key in keys]) for row in rows]
         notes = [f"… and {len(rows) - SHOWN} more: see frame()"] if len(rows) > SHOWN else []
         met = {getattr(result, "status", Status.CONVERGED).name, *(row["status"] for row in rows)}
         notes += [f"{one.name}: {one.value}" for one in Status if one.name in met and one.value]
@@ -252,8 +252,8 @@ def html_of(result: Result, fields: Mapping[str, str], picture: bytes) -> str:
     return f"<div>{''.join(parts)}{listed}</div>"
 
 
-def _html_row(texts: Sequence[str], first: str, rest: str = "td") -> str:
-    tags = [first] + [rest] * (len(texts) - 1)
+def _html_row(texts: Sequence[str], rest: str = "td") -> str:
+    tags = ["th"] + [rest] * (len(texts) - 1)
     cells = [
         f"<{tag} {LEFT}>{html.escape(text)}</{tag}>" for tag, text in zip(tags, texts, strict=True)
     ]

@@ -64,10 +64,29 @@ def singular_regressions() -> tuple[KnownCase, ...]:
     ``asymptotic`` is λ at the true parameters as n → ∞; at finite n noise in the targets moves λ̂
     by terms of order 1/ln n, to above λ too.
     """
+    line = tuple(np.linspace(-2.0, 2.0, LOCATIONS).tolist())
+    positive = tuple(np.linspace(0.1, 2.0, LOCATIONS).tolist())
+    five = [[a, 0.0] for a in (0.6, -0.5, 0.4, 0.3, -0.2)]
     return (
         *(_linear_network(*shape) for shape in LINEAR_NETWORKS),
         *(_factorization(*shape) for shape in FACTORIZATIONS),
-        *_small_networks(),
+        # one hidden layer without biases, at true parameters that have units to spare; K is near
+        # a²b² at 0
+        _network("tanh-zero", nn.Tanh, line, [[0.0]], [[0.0]], 10_000, 0.5),
+        # a²(b² + c²), where c is a bias: a weight of the constant input
+        _network("tanh-zero-bias", nn.Tanh, line, [[0.0, 0.0]], [[0.0]], 10_000, 0.5, bias=True),
+        # two regular directions beside a²b²
+        _network("tanh-spare", nn.Tanh, line, [[1.0], [0.0]], [[1.0, 0.0]], 20_000, 1.5),
+        # Σ aᵢ and Σ aᵢbᵢ are regular; b₁ − b₂ enters to the fourth power
+        _network("tanh-twins", nn.Tanh, line, [[1.0], [1.0]], [[0.5, 0.5]], 20_000, 1.25),
+        # six regular directions beside |A|²b² with five A
+        _network("tanh-5-outputs", nn.Tanh, line, [[1.0], [0.0]], five, 40_000, 3.5),
+        # where b₂ > 0 only the three numbers A₁b₁ + A₂b₂ matter, where b₂ < 0 so does |A₂|²b₂²
+        _network("relu-spare", nn.ReLU, line, [[1.0], [0.0]], five[:3], 20_000, 1.5),
+        # two units share the sum a₁b₁ + a₂b₂ = 1
+        _network("relu-twins", nn.ReLU, line, [[1.0], [1.0]], [[0.5, 0.5]], 20_000, 0.5),
+        # all inputs are positive and the second unit's weight is negative
+        _network("relu-dead", nn.ReLU, positive, [[1.0], [-0.5]], [[1.0, 0.5]], 10_000, 0.5),
     )
 
 
@@ -227,31 +246,6 @@ def _least_rows(shares: Tensor, means: Tensor, v: Tensor) -> Tensor:
     normal = torch.einsum("ij,ja,jb->iab", shares, v, v)
     rows: Tensor = torch.linalg.solve(normal, ((shares * means) @ v).unsqueeze(-1)).squeeze(-1)
     return rows
-
-
-def _small_networks() -> list[KnownCase]:
-    """One hidden layer without biases, at true parameters that have units to spare."""
-    line = tuple(np.linspace(-2.0, 2.0, LOCATIONS).tolist())
-    positive = tuple(np.linspace(0.1, 2.0, LOCATIONS).tolist())
-    five = [[a, 0.0] for a in (0.6, -0.5, 0.4, 0.3, -0.2)]
-    return [
-        # K is near a²b² at 0
-        _network("tanh-zero", nn.Tanh, line, [[0.0]], [[0.0]], 10_000, 0.5),
-        # a²(b² + c²), where c is a bias: a weight of the constant input
-        _network("tanh-zero-bias", nn.Tanh, line, [[0.0, 0.0]], [[0.0]], 10_000, 0.5, bias=True),
-        # two regular directions beside a²b²
-        _network("tanh-spare", nn.Tanh, line, [[1.0], [0.0]], [[1.0, 0.0]], 20_000, 1.5),
-        # Σ aᵢ and Σ aᵢbᵢ are regular; b₁ − b₂ enters to the fourth power
-        _network("tanh-twins", nn.Tanh, line, [[1.0], [1.0]], [[0.5, 0.5]], 20_000, 1.25),
-        # six regular directions beside |A|²b² with five A
-        _network("tanh-5-outputs", nn.Tanh, line, [[1.0], [0.0]], five, 40_000, 3.5),
-        # where b₂ > 0 only the three numbers A₁b₁ + A₂b₂ matter, where b₂ < 0 so does |A₂|²b₂²
-        _network("relu-spare", nn.ReLU, line, [[1.0], [0.0]], five[:3], 20_000, 1.5),
-        # two units share the sum a₁b₁ + a₂b₂ = 1
-        _network("relu-twins", nn.ReLU, line, [[1.0], [1.0]], [[0.5, 0.5]], 20_000, 0.5),
-        # all inputs are positive and the second unit's weight is negative
-        _network("relu-dead", nn.ReLU, positive, [[1.0], [-0.5]], [[1.0, 0.5]], 10_000, 0.5),
-    ]
 
 
 @dataclass(frozen=True)

@@ -478,7 +478,14 @@ class Trainer:
             self.ended = "early stopping"
         elif self.epoch >= self.settings.epochs:
             self.ended = "epochs"
-        self._keep(improved)
+        # a checkpoint every few epochs, at the end, and at a new best
+        restore = stopping is not None and stopping.restore
+        if improved and restore and self.checkpoints is None:
+            tensors = self.subject.tensors.items()
+            self._best_tensors = {name: tensor.detach().clone() for name, tensor in tensors}
+        kept = self.epoch % self.settings.checkpoint_every == 0 or bool(self.ended) or improved
+        if self.checkpoints is not None and kept:
+            self.checkpoints.write(self.step, self._state(), best=improved)
 
     def _may_come(self, metric: str) -> bool:
         """Whether another epoch can have a tracker's or an average's column that this one lacks."""
@@ -529,16 +536,6 @@ class Trainer:
         norm, distance = map(stepping.joint_norm, (parameters, moved))
         values = torch.stack([norm, torch.stack(sizes).max(), distance]).tolist()
         return dict(zip(("norm", "max_norm", "distance"), values, strict=True))
-
-    def _keep(self, improved: bool) -> None:
-        """Write a checkpoint if one is due: every few epochs, at the end, and at a new best."""
-        restore = self.early_stopping is not None and self.early_stopping.restore
-        if improved and restore and self.checkpoints is None:
-            tensors = self.subject.tensors.items()
-            self._best_tensors = {name: tensor.detach().clone() for name, tensor in tensors}
-        due = self.epoch % self.settings.checkpoint_every == 0 or bool(self.ended)
-        if self.checkpoints is not None and (due or improved):
-            self.checkpoints.write(self.step, self._state(), best=improved)
 
     def _restore_best(self) -> None:
         path = None if self.checkpoints is None else self.checkpoints.best()

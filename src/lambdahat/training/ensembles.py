@@ -46,7 +46,11 @@ class StackedModel:
     def __init__(
         self, models: Sequence[nn.Module], problem: Problem, one_by_one: bool = False
     ) -> None:
-        _require_alike(models)
+        states = [model.state_dict().items() for model in models]
+        forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in state} for state in states]
+        expected = "give the same tensors for every seed"
+        came = "models that differ in names, shapes or dtypes"
+        require(all(form == forms[0] for form in forms), "make_model", expected, came)
         self._require_plain(models[0])
         self.members, self.device, self.one_by_one = len(models), problem.device, one_by_one
         self._base = models[0]
@@ -225,14 +229,6 @@ def _means(sums: Tensor, size: int) -> NDArray[np.float64]:
     loss, met, counted = sums.cpu().numpy()
     with np.errstate(invalid="ignore"):
         return np.stack([loss / size, met / np.where(counted > 0, counted, np.nan)])
-
-
-def _require_alike(models: Sequence[nn.Module]) -> None:
-    states = [model.state_dict().items() for model in models]
-    forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in state} for state in states]
-    expected = "give the same tensors for every seed"
-    came = "models that differ in names, shapes or dtypes"
-    require(all(form == forms[0] for form in forms), "make_model", expected, came)
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {

@@ -89,7 +89,13 @@ class Feed:
         if columns is not None:
             self._home = next(leaf.device for leaf in tree_leaves(columns) if _has_rows(leaf))
         else:
-            self._dataset = _dataset(batches)
+            raw, loading = batches.raw, {}
+            if isinstance(raw, DataLoader):
+                loading = {"collate_fn": raw.collate_fn, "num_workers": raw.num_workers}
+                raw = raw.dataset
+            readable = hasattr(raw, "__getitem__") and hasattr(raw, "__len__")
+            other = isinstance(raw, list | tuple | dict | Tensor | IterableDataset)
+            self._dataset = (raw, loading) if readable and not other else None
             expected = "be None where samples cannot be drawn one by one"
             cure = "the problem's own batches are then used"
             require(self._dataset is not None, "batch_size", expected, repr(batch_size), cure)
@@ -204,17 +210,6 @@ def _columns(batches: Batches) -> Any:
 
 def _has_rows(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 0
-
-
-def _dataset(batches: Batches) -> tuple[Any, dict[str, Any]] | None:
-    """The data set that gives single samples, and how its loader reads it, or None."""
-    raw, loading = batches.raw, {}
-    if isinstance(raw, DataLoader):
-        loading = {"collate_fn": raw.collate_fn, "num_workers": raw.num_workers}
-        raw = raw.dataset
-    readable = hasattr(raw, "__getitem__") and hasattr(raw, "__len__")
-    other = isinstance(raw, list | tuple | dict | Tensor | IterableDataset)
-    return (raw, loading) if readable and not other else None
 
 
 def _group(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:

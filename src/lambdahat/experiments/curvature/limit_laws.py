@@ -45,17 +45,16 @@ def run(cell: Cell, device: str) -> list[Row]:
     places = np.where(null, 0.0, values)
     law, ranks = LAWS[name].cdf(places), np.arange(size + 1) / size
     left = np.where(null, 0.0, law)  # the law jumps at 0, and so do the eigenvalues
-    off = np.maximum(np.abs(left - np.where(null, 0.0, ranks[:-1])), _from_the_right(law, places))
+    # from the right: the law less the share of eigenvalues up to each, ties counted
+    off = np.maximum(
+        np.abs(left - np.where(null, 0.0, ranks[:-1])),
+        np.abs(law - np.searchsorted(places, places, side="right") / len(places)),
+    )
     draw = rng.standard_normal(size)
     start = np.asarray(draw / np.linalg.norm(draw))
     missed = _quadrature_error(matrix, values, vectors.T @ start, start)
     ends = {"largest": float(values[-1]), "smallest": float(values[~null][0])}
     return [{"distance": float(off.max()), "at zero": float(null.mean()), **ends, "missed": missed}]
-
-
-def _from_the_right(law: Array, places: Array) -> Array:
-    """How far the law is from the share of eigenvalues up to each, ties counted."""
-    return np.abs(law - np.searchsorted(places, places, side="right") / len(places))
 
 
 def _matrix(name: str, size: int, rng: np.random.Generator) -> Array:

@@ -19,7 +19,6 @@ from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table, shor
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem
-from lambdahat.results import Spectrum
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {"hessian": hessian, "ggn": ggn}
 WORDS = {"hessian": "Hessian", "ggn": "Gauss–Newton matrix"}
@@ -96,11 +95,16 @@ def _reading(problem: Problem, name: str, cell: Cell) -> Row:
     """The paper's degeneracy from Ritz values, and for small networks the rank itself."""
     curvature = CURVATURES[name](problem)
     shape = spectrum(curvature, depth=min(cell["depth"], problem.num_parameters), seed=cell["seed"])
+    # the weighted mean of the Ritz values that stand for 0, relative to λ₁
+    nearest = np.argsort(np.abs(shape.nodes[0]))[: 1 if shape.psd else 2]
+    weights = shape.weights[0][nearest]
+    total = max(weights.sum(), np.finfo(float).tiny)
+    zero = abs(float((shape.nodes[0][nearest] * weights).sum() / total))
     row: Row = {
         "degeneracy": float(shape.degeneracy()),
         "degeneracy stderr": float(shape.degeneracy().stderr),
         "one node": float(shape.degeneracy(merge=1)),
-        "origin": _origin(shape),
+        "origin": zero / float(shape.nodes.max()),
         "largest": float(shape.extremes[1]),
         "nodes": short(shape.nodes[0]),
         "weights": short(shape.weights[0]),
@@ -113,14 +117,6 @@ def _reading(problem: Problem, name: str, cell: Cell) -> Row:
         row["rank"] = exact_rank(CURVATURES[name](double))
         row["zeros"] = 1 - row["rank"] / problem.num_parameters
     return row
-
-
-def _origin(shape: Spectrum) -> float:
-    """The weighted mean of the Ritz values that stand for 0, relative to λ₁."""
-    nearest = np.argsort(np.abs(shape.nodes[0]))[: 1 if shape.psd else 2]
-    weights = shape.weights[0][nearest]
-    total = max(weights.sum(), np.finfo(float).tiny)
-    return abs(float((shape.nodes[0][nearest] * weights).sum() / total)) / float(shape.nodes.max())
 
 
 def exact_rank(curvature: LinearOperator) -> int:

@@ -47,7 +47,10 @@ def run(cell: Cell, device: str) -> list[Row]:
         after = _eigenvalues(graph(joined))
         moved = float(np.abs(after - values).max())
         rows.append({"links": number, "largest move": moved, "zero's move": float(after[1])})
-    printed = _printed_bound(before, *links[0])
+    # Eq. 3.13 at its word, without the factors 1/2d of its proof
+    normal, (first, second) = before.normalized(), before.degrees[list(links[0])]
+    shares = [float(normal[node].sum()) for node in links[0]]  # Σ_g 1/√(d_i·d_g)
+    printed = float(abs(sum(shares) - 2 / np.sqrt(first * second)))
     rows[0] |= {"Weyl": bounds.bound, "first order": bounds.first_order, "printed": printed}
     return rows
 
@@ -70,13 +73,6 @@ def _cluster(cell: Cell, part: int) -> nx.Graph:
 
 def _eigenvalues(graph: Graph) -> Array:
     return np.asarray(np.linalg.eigvalsh(np.eye(len(graph)) - graph.normalized().toarray()))
-
-
-def _printed_bound(graph: Graph, first: int, second: int) -> float:
-    """Eq. 3.13 at its word, without the factors 1/2d of its proof."""
-    degrees, normal = graph.degrees, graph.normalized()
-    shares = [float(normal[node].sum()) for node in (first, second)]  # Σ_g 1/√(d_i·d_g)
-    return float(abs(sum(shares) - 2 / np.sqrt(degrees[first] * degrees[second])))
 
 
 CLAIMS = kit.ClaimTexts("""

@@ -65,7 +65,13 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
 
     The thesis's claim is of its eleven graphs; of those at hand all is a claim of ours.
     """
-    unmet = _unlike(rows)
+    # why these are not the thesis's graphs: no gene networks, and substitutes for its roads
+    data = {name: rows.where(one=name)[0]["data"] for name in COLLABORATIONS + ROADS}
+    taken = sorted(
+        {source.partition(",")[0] for name, source in data.items() if stand_in(name, source)}
+    )
+    other = f", and in place of others are {', '.join(taken)}" if taken else ""
+    unmet = f"its gene networks are not at hand{other}"
     for kind, (group, thesis) in KINDS.items():
         worst, mean = _separation(rows, group, max, min), _separation(rows, group, np.mean, np.mean)
         yield CLAIMS("thesis", worst, thesis=thesis, unmet=unmet, barrier=kit.MISSING)
@@ -77,16 +83,6 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
         ("road graphs", "collaboration graphs"),
     ):
         yield CLAIMS("pair", _separation(known, KINDS[kind][0], max, min), kind=kind, others=others)
-
-
-def _unlike(rows: Rows) -> str:
-    """Why these are not the thesis's graphs: no gene networks, and substitutes for its roads."""
-    data = {name: rows.where(one=name)[0]["data"] for name in COLLABORATIONS + ROADS}
-    taken = sorted(
-        {source.partition(",")[0] for name, source in data.items() if stand_in(name, source)}
-    )
-    other = f", and in place of others are {', '.join(taken)}" if taken else ""
-    return f"its gene networks are not at hand{other}"
 
 
 def _separation(

@@ -70,15 +70,6 @@ def owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _standardise(layer: Any, own: Leaves, entered: Tensor) -> tuple[Tensor, Tensor]:
-    """x̂ = (x − mean)/√(var + ε) by the running statistics in use, and the slope of γ·x̂ + β in x."""
-    spread = [1, -1] + [1] * (entered.ndim - 2)
-    root = (own["running_var"].to(entered) + layer.eps).sqrt()
-    weight = own.get("weight")
-    slope = root.reciprocal() if weight is None else weight.detach() / root
-    return (entered - own["running_mean"].to(entered).reshape(spread)) / root.reshape(spread), slope
-
-
 @dataclass(frozen=True)
 class Trusted:
     """The parameters whose layer form was verified, and the numbers all layers give a sample.
@@ -223,7 +214,12 @@ def _note(
     # none of its own where an old-style hook computes the weight, as spectral_norm's
     entered, slope = given.detach(), own.get("weight") if isinstance(layer, nn.Linear) else None
     if isinstance(layer, BATCH_NORMS):
-        entered, slope = _standardise(layer, own, entered)
+        # x̂ = (x − mean)/√(var + ε) by the running statistics in use, and the slope of γ·x̂ + β in x
+        spread, weight = [1, -1] + [1] * (entered.ndim - 2), own.get("weight")
+        root = (own["running_var"].to(entered) + layer.eps).sqrt()
+        slope = root.reciprocal() if weight is None else weight.detach() / root
+        mean = own["running_mean"].to(entered)
+        entered = (entered - mean.reshape(spread)) / root.reshape(spread)
     # edges, not tensors: a later in-place operation changes what a tensor is
     came = get_gradient_edge(given) if given.requires_grad else None
     call = LayerCall(layer, entered, get_gradient_edge(left), left.numel(), came, slope)
