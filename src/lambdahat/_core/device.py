@@ -26,6 +26,8 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from lambdahat._core.rng import generator
+
 
 @contextmanager
 def full_precision() -> Iterator[None]:
@@ -412,12 +414,13 @@ class StraightLine:
     """A function of one tensor on a CPU that runs often: in the end by its operations alone.
 
     In a small network, autograd's engine and the Python between its operations take a tenth of a
-    Hessian product. So one call, the fifth, notes the operations, and the next runs them on another
-    tensor beside the function. If every bit agrees they take its place; else, as for a function
-    with a random number, a branch or another library in it, nothing changes.
+    Hessian product. So one call, the fifth, notes the operations, and the next runs them and the
+    function on a random tensor. If every bit agrees they take its place; else, as for a function
+    with a random number, a branch or another library in it, nothing changes. Not on the tensors
+    that are given: those may be zero, or twice the same.
     """
 
-    FIRST = 5  # noting and comparing cost two calls, which a few more calls would not earn
+    FIRST = 5  # noting and comparing cost three calls, which a few more calls would not earn
 
     def __init__(self) -> None:
         self._calls = 0
@@ -434,16 +437,14 @@ class StraightLine:
             return found
         if noted is not None and noted.stale():  # autograd may refuse, and says why
             noted, self._noted, self.replaces = None, None, False
-        if noted is None:
-            return function(given)
-        with torch.no_grad():
-            own = noted.run(given)
-        if self.replaces:
-            return own
-        found = function(given)
-        self.replaces = torch.equal(found, own)
-        self._noted = noted if self.replaces else None
-        return found
+        if noted is not None and not self.replaces:
+            probe = torch.randn(given.shape, generator=generator(0, "line"), dtype=given.dtype)
+            found = function(probe)
+            # some operations cannot be called from outside of PyTorch
+            with suppress(RuntimeError):
+                self.replaces = torch.equal(found, noted.run(probe))
+            self._noted = noted = noted if self.replaces else None
+        return function(given) if noted is None else noted.run(given)
 
 
 class _Operations(OperationWatch):
@@ -541,6 +542,7 @@ class _Operations(OperationWatch):
         """Whether a constant was changed in place."""
         return any(constant._version != version for constant, version in self._versions)
 
+    @torch.no_grad()
     def run(self, given: Tensor) -> Tensor:
         """What the function gives for a tensor of the same shape and strides."""
         values = self._values.copy()
@@ -567,6 +569,7 @@ def _each(value: Any) -> list[Any]:
 def _same_view(view: Tensor, of: Tensor) -> bool:
     """Whether a view is all of a tensor as it is."""
     same = view.shape == of.shape and view.stride() == of.stride() and view.dtype == of.dtype
+    same = same and view.is_conj() == of.is_conj() and view.is_neg() == of.is_neg()
     return same and view.storage_offset() == of.storage_offset()
 
 
