@@ -700,6 +700,26 @@ def require_graph(tensors: Sequence[Tensor]) -> None:
         raise NotImplementedError("an operation of the model can be differentiated only once")
 
 
+# the gradients of norms by the statistics of their input
+NORMS = ("NativeLayerNormBackward", "NativeBatchNormBackward", "CudnnBatchNormBackward")
+
+
+def through_norms(nodes: Iterable[Any]) -> bool:
+    """Whether some of the nodes are gradients of layer norms, or of norms by a batch's statistics.
+
+    PyTorch has their first derivative right, but holds the statistics constant in the second.
+    """
+    return any(kind_of(node) in NORMS and getattr(node, "_saved_train", True) for node in nodes)
+
+
+def kinds_below(loss: Tensor) -> set[str]:
+    """What the nodes of a loss do; raises where its second derivative would be wrong."""
+    nodes = list(nodes_below([loss.grad_fn]))
+    if through_norms(nodes):
+        raise NotImplementedError("PyTorch's third derivative of layer and batch norms is wrong")
+    return {kind_of(node) for node in nodes}
+
+
 def saved_bytes(run: Callable[[], Any], held: Iterable[Tensor] = ()) -> tuple[Any, int]:
     """What ``run`` gives and the bytes its autograd graph saved, each storage once.
 
@@ -742,6 +762,7 @@ def hessian_reverse(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
     parameters = list(leaves.values())
     with (layers := PlainLayers(parameters)):
         loss = problem.batch_loss(leaves, batch)
+    kinds_below(loss)
     grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
     require_graph([grads[i] for i in live])
@@ -780,7 +801,7 @@ def hessian_forward(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
             with recomputing(problem.recomputes, require_graph):
                 loss = problem.batch_loss(dict(zip(names, duals, strict=True)), batch)
             # without a graph, gradients of solves and determinants read saved factors as constants
-            kinds = {kind_of(node) for node in nodes_below([loss.grad_fn])}
+            kinds = kinds_below(loss)
             if "CholeskyInverse" in kinds:
                 raise NotImplementedError("PyTorch's tangent of cholesky_inverse is wrong")
             factors = any(kind.startswith("Linalg") for kind in kinds)
