@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambdahat._core.rng import generator
@@ -515,6 +516,25 @@ class _Stored(nn.Module):
         return rows.view(*x.shape[:-1], -1)
 
 
+class _Complex(nn.Module):
+    """A linear layer with complex weights of real parameters."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, outputs, inputs) / inputs**0.5)
+        self.bias = nn.Parameter(torch.randn(2, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = torch.complex(*self.weight), torch.complex(*self.bias)
+        y = functional.linear(torch.complex(x, x.sin()), weight, bias)
+        return y.abs() * y.imag
+
+
+class _ChannelsLast(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+
 def _frozen(channels: int) -> nn.BatchNorm2d:
     norm = nn.BatchNorm2d(channels)
     for tensor, low, high in ((norm.running_var, 0.5, 2), (norm.running_mean, -1, 1)):
@@ -556,6 +576,14 @@ PLAIN = {
         nn.Linear(4, 3),
         nn.ReLU(inplace=True),
     ),
+    "channels last": lambda: (
+        _ChannelsLast(),
+        nn.Conv2d(2, 4, 3),
+        nn.Tanh(),
+        nn.Conv2d(4, 3, 2),
+        nn.SiLU(),
+    ),
+    "complex numbers": lambda: (nn.Flatten(), nn.Linear(72, 4), _Complex(4, 3), _Complex(3, 3)),
     "one dimension": lambda: (nn.Flatten(2), nn.Conv1d(2, 3, 4, stride=3), nn.Sigmoid()),
 }
 

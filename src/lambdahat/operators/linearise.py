@@ -121,7 +121,10 @@ class PlainLayers(CurvedLayers):
             curved = CURVE[func](self, *args, **kwargs)
             return func(*args, **kwargs) if curved is None else curved
         prepared = PREPARE[func](*args, **kwargs) if func in PREPARE else None
-        if prepared is None or not (prepared[0].numel() and prepared[1].numel()):
+        # gradients of complex layers conjugate, which the kernels do not
+        if prepared is None or not prepared[0].is_floating_point():
+            return func(*args, **kwargs)
+        if not (prepared[0].numel() and prepared[1].numel()):
             return func(*args, **kwargs)
         prepared[-1].slot = self._slots.get(id(prepared[1]))
         return _Layer.apply(*prepared, self)  # type: ignore[no-untyped-call]
@@ -212,9 +215,7 @@ class _Convolve(_Linear):
         return torch.ops.aten.convolution(x, weight, bias, *self.options)  # type: ignore[no-any-return]
 
     def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        part = self.forward(x, weight)
-        signal.view(part.shape).add_(part)
-        return signal
+        return signal.add_(self.forward(x, weight).reshape(signal.shape))
 
     def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
         options = [len(weight)], *self.options, list(mask)
