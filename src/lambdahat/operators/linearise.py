@@ -730,14 +730,24 @@ def saved_bytes(run: Callable[[], Any], held: Iterable[Tensor] = ()) -> tuple[An
     # held weakly, so that the address of one that was freed is not taken for it again
     seen: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> tuple[Tensor, int]:
         storage = tensor.untyped_storage()
         seen[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         # with its own node it would be a cycle that no collector sees; unpacking puts it back
-        return tensor.detach()
+        return tensor.detach(), 0 if tensor.is_inference() else tensor._version
+
+    def unpack(kept: tuple[Tensor, int]) -> Tensor:
+        """Refuses tensors that changed, as autograd does without hooks."""
+        tensor, version = kept
+        if version != (0 if tensor.is_inference() else tensor._version):
+            raise RuntimeError(
+                f"a tensor {tuple(tensor.shape)} that products need, maybe of the data, was changed"
+                " in place; make the operator again"
+            )
+        return tensor
 
     try:
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(note, unpack):
             result = run()
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
