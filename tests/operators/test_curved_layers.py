@@ -4,6 +4,7 @@ what they keep.
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -51,6 +52,34 @@ class MultiHead(nn.Module):
         return found if self.first else found.transpose(0, 1)
 
 
+class ByFunction(nn.MultiheadAttention):
+    """torch's function with masks of truth values, which its layer turns into scores."""
+
+    def __init__(self, *masks: int) -> None:
+        super().__init__(WIDTH, 3)
+        left_out = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        self.mask = left_out.expand(*masks, LENGTH, LENGTH)
+
+    def forward(self, z: Tensor) -> Tensor:  # type: ignore[override]
+        z, out = z.transpose(0, 1), self.out_proj
+        own = (self.in_proj_weight, self.in_proj_bias, None, None, False, 0.0)
+        options: dict[str, Any] = {"need_weights": False, "attn_mask": self.mask}
+        found = F.multi_head_attention_forward(
+            z, z, z, WIDTH, 3, *own, out.weight, out.bias, training=False, **options
+        )[0]
+        return found.transpose(0, 1)
+
+
+class OtherSizes(nn.MultiheadAttention):
+    """torch's layer with projections of their own for keys and values of another width."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, 3, kdim=WIDTH - 1, vdim=WIDTH - 2, batch_first=True)
+
+    def forward(self, z: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(z, z[..., 1:], z[..., 2:], need_weights=False)[0]
+
+
 def mask() -> Tensor:
     """Some pairs, of which one row has none at all."""
     kept = torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) > 0.3
@@ -82,6 +111,9 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "multi-head, a mask for each": lambda: MultiHead(
         attn_mask=scores(SAMPLES * 3, LENGTH, LENGTH) > 1
     ),
+    "multi-head by its function": lambda: ByFunction(),
+    "multi-head by its function, a mask for each": lambda: ByFunction(SAMPLES * 3),
+    "multi-head with other sizes": lambda: OtherSizes(),
     "multi-head without padding": lambda: MultiHead(
         key_padding_mask=torch.zeros(SAMPLES, LENGTH, dtype=torch.bool)
     ),
@@ -281,6 +313,18 @@ def test_a_dropped_operator_leaves_no_graph(layer):
     del operator, product, nodes
     gc.collect()
     assert not [ref for ref in dead if ref() is not None]
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_of_large_numbers_in_half_precision(approximate):
+    """Their powers leave the range of float16."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.GELU(approximate), nn.Linear(8, 3)).half()
+    x, y = (60 * torch.randn(10, 4)).half(), torch.randint(3, (10,))
+    exact = lh.hessian(lh.Problem(copy.deepcopy(net).double(), "cross_entropy", (x.double(), y)))
+    operator = lh.hessian(lh.Problem(net, "cross_entropy", (x, y)))
+    v = torch.randn(operator.dim)
+    assert (operator @ v - exact @ v).norm() < 0.01 * (exact @ v).norm()
 
 
 class NewGELUActivation(nn.Module):

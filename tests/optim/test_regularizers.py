@@ -123,6 +123,21 @@ def test_the_third_derivative_makes_metric_the_gradient_of_the_length():
     assert (whole - added(Metric(1.0), model)).norm() > 0.01 * whole.norm()
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm(3), nn.BatchNorm1d(3)])
+def test_third_derivatives_of_norms_are_refused(norm):
+    """PyTorch holds their statistics constant; those of group norms are right."""
+    x, y = torch.randn(5, 2).double(), torch.randn(5, 3).double()
+    for layer in (norm, nn.GroupNorm(1, 3)):
+        model = nn.Sequential(nn.Linear(2, 3), layer, nn.Tanh()).double()
+        product = batch_product(mse_loss(model(x), y), list(model.parameters()))
+        vectors = [torch.ones_like(parameter) for parameter in model.parameters()]
+        if layer is norm:
+            with pytest.raises(ValueError, match=r"a true third derivative.*GroupNorm"):
+                product.third(vectors)
+        else:
+            assert all(part.isfinite().all() for part in product.third(vectors))
+
+
 def test_all_terms_of_metric_are_the_gradient_of_equation_3_5():
     """½θᵀHθ − ½ log|det H|, on a model whose Hessian has no flat direction."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2)).double()

@@ -108,6 +108,62 @@ def test_linear_algebra_inside_a_model(name: str) -> None:
         assert error(operator.dense(), exact(net)) < 1e-7
 
 
+class Slopes(nn.Module):
+    """A model that gives its own gradient by the inputs too, as for forces; ``way`` is how."""
+
+    def __init__(self, layer: nn.Module, way: str) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), layer, nn.Tanh(), nn.Linear(6, 1))
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "functional":
+            energy, pull = torch.func.vjp(self.layers, x)
+            return torch.cat([energy, *pull(torch.ones_like(energy))], dim=1)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.layers(x)
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return torch.cat([energy, force], dim=1)
+
+
+STATISTICS = {
+    "layer norm": lambda: nn.LayerNorm(6),
+    "instance norm": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, affine=True), nn.Flatten()
+    ),
+    "batch norm": lambda: nn.BatchNorm1d(6),
+    "group norm": lambda: nn.GroupNorm(2, 6),
+}
+
+
+@pytest.mark.parametrize("way", ["autograd", "functional"])
+@pytest.mark.parametrize("name", STATISTICS)
+def test_models_that_differentiate_norms_themselves(name: str, way: str) -> None:
+    """PyTorch holds the statistics of most constant in the third derivative."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Slopes(STATISTICS[name](), way).double()
+        truth = torch.randn(6, 5, dtype=torch.float64)
+    problem = Problem(net, "mse", (X, truth))
+    expected = slopes(problem.gradient, problem.vector)
+    exactly = name in ("batch norm", "group norm")  # the first by its running statistics
+    warned = pytest.warns(UserWarning, match="third derivative of layer and batch norms")
+    with contextlib.nullcontext() if exactly else warned:
+        operator = hessian(problem)
+        columns = [operator @ row for row in torch.eye(operator.dim, dtype=torch.float64)]
+    assert error(torch.stack(columns, 1), expected) < 1e-6
+    assert (operator.mode == "finite") != exactly
+
+
+def test_models_that_differentiate_batch_statistics_themselves() -> None:
+    net = Slopes(nn.BatchNorm1d(6), "autograd").double()
+    problem = Problem(net, "mse", [(X, torch.randn(6, 5).double())], norm="train")
+    with pytest.warns(UserWarning, match="third derivative of layer and batch norms"):
+        dense = hessian(problem).dense()
+    assert error(dense, slopes(problem.gradient, problem.vector)) < 1e-6
+
+
 @pytest.mark.parametrize("normed", ["weight norm", "weight norm by hooks"])
 def test_products_of_the_users_own_model(normed: str) -> None:
     net = model(normed)

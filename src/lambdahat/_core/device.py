@@ -26,6 +26,8 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from lambdahat._core.rng import generator
+
 COMPILED = "_orig_mod"  # where a module made by torch.compile holds the original
 
 
@@ -442,12 +444,13 @@ class StraightLine:
     """A function of one tensor on a CPU that runs often: in the end by its operations alone.
 
     In a small network, autograd's engine and the Python between its operations take a tenth of a
-    Hessian product. So one call, the fifth, notes the operations, and the next runs them on another
-    tensor beside the function. If every bit agrees they take its place; else, as for a function
-    with a random number, a branch or another library in it, nothing changes.
+    Hessian product. So one call, the fifth, notes the operations, and the next runs them and the
+    function on a random tensor. If every bit agrees they take its place; else, as for a function
+    with a random number, a branch or another library in it, nothing changes. Not on the tensors
+    that are given: those may be zero, or twice the same.
     """
 
-    FIRST = 5  # noting and comparing cost two calls, which a few more calls would not earn
+    FIRST = 5  # noting and comparing cost three calls, which a few more calls would not earn
 
     def __init__(self) -> None:
         self._calls = 0
@@ -465,16 +468,14 @@ class StraightLine:
         # constants that were changed in place: autograd may refuse, and says why
         if noted is not None and any(each._version != was for each, was in noted.versions):
             noted, self._noted, self.replaces = None, None, False
-        if noted is None:
-            return function(given)
-        with torch.no_grad():
-            own = noted.run(given)
-        if self.replaces:
-            return own
-        found = function(given)
-        self.replaces = torch.equal(found, own)
-        self._noted = noted if self.replaces else None
-        return found
+        if noted is not None and not self.replaces:
+            probe = torch.randn(given.shape, generator=generator(0, "line"), dtype=given.dtype)
+            found = function(probe)
+            # some operations cannot be called from outside of PyTorch
+            with suppress(RuntimeError):
+                self.replaces = torch.equal(found, noted.run(probe))
+            self._noted = noted = noted if self.replaces else None
+        return function(given) if noted is None else noted.run(given)
 
 
 class _Operations(OperationWatch):
@@ -519,6 +520,7 @@ class _Operations(OperationWatch):
         if func.is_view and isinstance(out, Tensor):
             of = args[0]
             same = out.shape == of.shape and out.stride() == of.stride() and out.dtype == of.dtype
+            same = same and out.is_conj() == of.is_conj() and out.is_neg() == of.is_neg()
             if same and out.storage_offset() == of.storage_offset():  # all of it as it is
                 self._places[out] = where[0]
                 return out
@@ -565,6 +567,7 @@ class _Operations(OperationWatch):
         self._places, self._views, self._made = WeakTensorKeyDictionary(), {}, set()
         return True
 
+    @torch.no_grad()
     def run(self, given: Tensor) -> Tensor:
         """What the function gives for a tensor of the same shape and strides."""
         values = self._values.copy()

@@ -29,6 +29,7 @@ from lambdahat._core.device import (
     keep_freed_pages,
     side_stream,
 )
+from lambdahat._core.rng import generator
 from lambdahat.operators import linearise
 from lambdahat.operators.base import CapturableProduct, LinearOperator
 from lambdahat.operators.exact import ClosedForm, HessianForm
@@ -193,12 +194,15 @@ class Products:
             if self.verified:
                 return found
             # vmap has wrong rules for the second derivatives of some operations
-            alone, self.verified = self._sum(rows[0], batched=False), True
+            stream = generator(0, "a sum of rows")
+            mix = torch.randn(len(rows), generator=stream, dtype=torch.float64).to(rows)
+            alone = self._sum(mix @ rows, batched=False)
             allowed = min(FAR * linearise.tolerance(self.problem), 0.1)
-            size, miss = (torch.linalg.vector_norm(t) for t in (alone, found[0] - alone))
+            size, miss = (torch.linalg.vector_norm(t) for t in (alone, mix @ found - alone))
             if bool(miss <= allowed * size):
+                self.verified = bool(size > 0)  # zeros show nothing
                 return found
-            self.why_alone = f"its first row is off by {float(miss / size):.2g}"
+            self.why_alone = f"a sum of its rows is off by {float(miss / size):.2g}"
         # an operation without a batching rule
         except (RuntimeError, NotImplementedError) as error:
             self.why_alone = f"{type(error).__name__}: {str(error)[:300]}"
@@ -344,7 +348,7 @@ class Products:
         given, batched = torch.zeros_like(rows), len(rows) > 1
         if batched and not self.verified:
             self._block_product(rows)
-            if not self.vmaps:
+            if not (self.vmaps and self.verified):
                 return None
         graph = torch.cuda.CUDAGraph()
         run: Callable[[], Tensor] = lambda: (  # noqa: E731

@@ -116,7 +116,11 @@ class _SmoothGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, x: Tensor, pull: Any, bend: Any) -> Tensor:
-        ctx.save_for_backward(x, bend(x).mul_(g) if ctx.needs_input_grad[1] else None)
+        bent = None
+        if ctx.needs_input_grad[1]:  # powers of x may leave the range of float16
+            wide = torch.promote_types(x.dtype, torch.float32)
+            bent = bend(x.to(wide)).mul_(g).to(x.dtype)
+        ctx.save_for_backward(x, bent)
         ctx.pull = pull
         return pull(g, x)  # type: ignore[no-any-return]
 
@@ -475,14 +479,18 @@ def _multi_head_attention(
     rare = bias_k is not None or bias_v is not None or add_zero_attn or need_weights
     rare = rare or key_padding_mask is not None or (training and dropout_p > 0)
     own = query is key and key is value and query.ndim == 3 and weight is not None
-    separate = {name for name, value in others.items() if name != "average_attn_weights" and value}
+    others.pop("average_attn_weights", None)
+    separate = any(value is not None and value is not False for value in others.values())
     if rare or separate or not own or (is_causal and attn_mask is None):
         return None
     length, size, _ = query.shape
     if is_causal:  # which says what the mask is
         attn_mask = None
-    elif attn_mask is not None and attn_mask.ndim == 3:
-        attn_mask = attn_mask.view(size, heads, length, length)
+    elif attn_mask is not None:
+        if attn_mask.dtype == torch.bool:  # of pairs to leave out, where the other's are to keep
+            attn_mask = ~attn_mask
+        if attn_mask.ndim == 3:
+            attn_mask = attn_mask.reshape(size, heads, length, length)
     with layers:
         joint = F.linear(query.transpose(0, 1).contiguous(), cast(Tensor, weight), bias)
         q, k, v = joint.view(size, length, 3, heads, -1).permute(2, 0, 3, 1, 4)

@@ -121,7 +121,10 @@ class PlainLayers(CurvedLayers):
             curved = CURVE[func](self, *args, **kwargs)
             return func(*args, **kwargs) if curved is None else curved
         prepared = PREPARE[func](*args, **kwargs) if func in PREPARE else None
-        if prepared is None or not (prepared[0].numel() and prepared[1].numel()):
+        # gradients of complex layers conjugate, which the kernels do not
+        if prepared is None or not prepared[0].is_floating_point():
+            return func(*args, **kwargs)
+        if not (prepared[0].numel() and prepared[1].numel()):
             return func(*args, **kwargs)
         prepared[-1].slot = self._slots.get(id(prepared[1]))
         return _Layer.apply(*prepared, self)  # type: ignore[no-untyped-call]
@@ -212,9 +215,7 @@ class _Convolve(_Linear):
         return torch.ops.aten.convolution(x, weight, bias, *self.options)  # type: ignore[no-any-return]
 
     def add(self, signal: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        part = self.forward(x, weight)
-        signal.view(part.shape).add_(part)
-        return signal
+        return signal.add_(self.forward(x, weight).reshape(signal.shape))
 
     def backward(self, g: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool]) -> Gradients:
         options = [len(weight)], *self.options, list(mask)
@@ -700,6 +701,26 @@ def require_graph(tensors: Sequence[Tensor]) -> None:
         raise NotImplementedError("an operation of the model can be differentiated only once")
 
 
+# the gradients of norms by the statistics of their input
+NORMS = ("NativeLayerNormBackward", "NativeBatchNormBackward", "CudnnBatchNormBackward")
+
+
+def through_norms(nodes: Iterable[Any]) -> bool:
+    """Whether some of the nodes are gradients of layer norms, or of norms by a batch's statistics.
+
+    PyTorch has their first derivative right, but holds the statistics constant in the second.
+    """
+    return any(kind_of(node) in NORMS and getattr(node, "_saved_train", True) for node in nodes)
+
+
+def kinds_below(loss: Tensor) -> set[str]:
+    """What the nodes of a loss do; raises where its second derivative would be wrong."""
+    nodes = list(nodes_below([loss.grad_fn]))
+    if through_norms(nodes):
+        raise NotImplementedError("PyTorch's third derivative of layer and batch norms is wrong")
+    return {kind_of(node) for node in nodes}
+
+
 def saved_bytes(run: Callable[[], Any], held: Iterable[Tensor] = ()) -> tuple[Any, int]:
     """What ``run`` gives and the bytes its autograd graph saved, each storage once.
 
@@ -709,14 +730,24 @@ def saved_bytes(run: Callable[[], Any], held: Iterable[Tensor] = ()) -> tuple[An
     # held weakly, so that the address of one that was freed is not taken for it again
     seen: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> tuple[Tensor, int]:
         storage = tensor.untyped_storage()
         seen[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         # with its own node it would be a cycle that no collector sees; unpacking puts it back
-        return tensor.detach()
+        return tensor.detach(), 0 if tensor.is_inference() else tensor._version
+
+    def unpack(kept: tuple[Tensor, int]) -> Tensor:
+        """Refuses tensors that changed, as autograd does without hooks."""
+        tensor, version = kept
+        if version != (0 if tensor.is_inference() else tensor._version):
+            raise RuntimeError(
+                f"a tensor {tuple(tensor.shape)} that products need, maybe of the data, was changed"
+                " in place; make the operator again"
+            )
+        return tensor
 
     try:
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(note, unpack):
             result = run()
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
@@ -742,6 +773,7 @@ def hessian_reverse(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
     parameters = list(leaves.values())
     with (layers := PlainLayers(parameters)):
         loss = problem.batch_loss(leaves, batch)
+    kinds_below(loss)
     grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
     require_graph([grads[i] for i in live])
@@ -780,7 +812,7 @@ def hessian_forward(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
             with recomputing(problem.recomputes, require_graph):
                 loss = problem.batch_loss(dict(zip(names, duals, strict=True)), batch)
             # without a graph, gradients of solves and determinants read saved factors as constants
-            kinds = {kind_of(node) for node in nodes_below([loss.grad_fn])}
+            kinds = kinds_below(loss)
             if "CholeskyInverse" in kinds:
                 raise NotImplementedError("PyTorch's tangent of cholesky_inverse is wrong")
             factors = any(kind.startswith("Linalg") for kind in kinds)

@@ -31,7 +31,7 @@ from lambdahat._core import check
 from lambdahat._core.device import pull_back
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.linearise import nodes_below
+from lambdahat.operators.linearise import nodes_below, through_norms
 from lambdahat.optim.registry import register_regularizer
 from lambdahat.problem.problem import Space
 
@@ -57,6 +57,11 @@ class BatchProduct:
 
     def third(self, vectors: list[Tensor]) -> list[Tensor]:
         """∇³L[v, v, ·] = ∇(vᵀH(θ)v) with v held, by a third differentiation."""
+        roots = [part.grad_fn for graph in self.graphs for part in graph if part is not None]
+        got = "one through a layer norm, or a batch norm in training mode, where PyTorch's is wrong"
+        cure = "use nn.GroupNorm(1, …), or leave out what needs that derivative"
+        true = not through_norms(nodes_below(roots))
+        check.require(true, "the loss", "have a true third derivative", got, cure)
         held = [vector.detach() for vector in vectors]
         curved = self._multiply(held, create_graph=True)
         return [part.detach() for part in self._differentiate(curved, held, create_graph=False)]
