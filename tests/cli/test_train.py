@@ -146,7 +146,9 @@ def test_resumes_and_refuses(folder):
     common = (*BASIC, "--optimizer", "adam", "--lr", 0.01, "--out", "run", "--quiet")
     assert call(*common, "--epochs", 4, "--out", "whole").exit_code == 0
     assert call(*common, "--epochs", 2).exit_code == 0
+    kept = (folder / "run" / "config.json").read_bytes()
     assert "pass resume=True" in one_line_error(*common, "--epochs", 4)
+    assert (folder / "run" / "config.json").read_bytes() == kept
     assert "with seed = 0, not 1" in one_line_error(*common, "--epochs", 4, "--seed", 1, "--resume")
     assert "batch_size = 128, not 7" in one_line_error(
         *common, "--epochs", 4, "--batch-size", 7, "--resume"

@@ -23,9 +23,11 @@ def sgd():
     return torch.optim.SGD(W, lr=0.1)
 
 
-def stepped(parameter, gradient):
-    parameter.grad = gradient
-    return Padam([parameter]).step()
+def stepped(parameter, *gradients):
+    optimizer = Padam([parameter])
+    for gradient in gradients:
+        parameter.grad = gradient
+        optimizer.step()
 
 
 ERRORS = {
@@ -86,10 +88,15 @@ ERRORS = {
         ValueError,
         "gradients must be dense.*SparseAdam",
     ),
+    "sparse gradient after a dense one": (
+        lambda: stepped(nn.Parameter(torch.ones(3)), torch.ones(3), torch.ones(3).to_sparse()),
+        ValueError,
+        "gradients must be dense",
+    ),
     "complex weights": (
         lambda: stepped(nn.Parameter(torch.ones(3) * 1j), torch.ones(3) * 1j),
         ValueError,
-        "params must be real, got torch.complex64",
+        "params must be real floating point, got torch.complex64; optimise torch.view_as_real",
     ),
     "negative start": (
         lambda: Gadam(W, average_start=-1),

@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import inspect
 import io
+import pickle
 import sys
 
 import pytest
@@ -34,7 +35,9 @@ def train(model, optimizer, steps, start=0, closure=False):
     for t in range(start, start + steps):
         rows = torch.arange(4) + 4 * (t % 4)
         if getattr(optimizer, "due", False):
-            optimizer.observe(Problem(model, "mse", (X[rows], Y[rows])))
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            names = [name for name, p in model.named_parameters() if id(p) in held]
+            optimizer.observe(Problem(model, "mse", (X[rows], Y[rows]), parameters=names))
 
         def loss(rows=rows):
             optimizer.zero_grad()
@@ -96,6 +99,13 @@ def check_closure(name):
     assert torch.equal(flat(other.parameters()), flat(model.parameters()))
 
 
+def make_of(kind, model, groups, **options):
+    options = {"lr": LR, **required(kind), **options}
+    if getattr(kind, "takes_model", False):
+        return kind(model, parameters=groups, **options)
+    return kind(groups, **options)
+
+
 def check_groups(name):
     """A group with lr = 0 stands still, the other moves; a state holds both groups."""
     model, kind = network(), OPTIMIZERS[name]
@@ -103,11 +113,7 @@ def check_groups(name):
         {"params": list(model[0].parameters()), "lr": 0.0},
         {"params": list(model[2].parameters())},
     ]
-    options = {"lr": LR, **required(kind)}
-    if getattr(kind, "takes_model", False):
-        optimizer = kind(model, parameters=groups, **options)
-    else:
-        optimizer = kind(groups, **options)
+    optimizer = make_of(kind, model, groups)
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, LR]
     first, second = (flat(model[i].parameters()) for i in (0, 2))
     train(model, optimizer, 3)
@@ -128,7 +134,60 @@ def check_frozen(name):
     assert torch.equal(model[2].bias, kept)
 
 
-CONTRACT = (check_resume, check_closure, check_groups, check_frozen)
+def check_order(name):
+    """Weights and biases in groups of their own are trained as all are in one group."""
+    model, other = network(), network()
+    kinds = ("weight", "bias")
+    named = list(model.named_parameters())
+    groups = [{"params": [p for key, p in named if key.endswith(kind)]} for kind in kinds]
+    train(model, make_of(OPTIMIZERS[name], model, groups), 5)
+    train(other, make(name, other), 5)
+    assert torch.allclose(flat(model.parameters()), flat(other.parameters()), atol=1e-5)
+
+
+def check_late_group(name):
+    """Parameters of a group that is added later move too."""
+    model, rarely = network(), RARELY.get(name, {})
+    optimizer = make_of(OPTIMIZERS[name], model, list(model[2].parameters()), **rarely)
+    train(model, optimizer, 3)
+    before = flat(model[0].parameters())
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    train(model, optimizer, 2, start=3)
+    assert not torch.equal(flat(model[0].parameters()), before)
+
+
+# one observation is to last for the whole test
+RARELY = {name: {"every": 100} for name in ("exact-ngd", "lanczos-newton", "spectral-sgd")}
+RARELY["lanczos-newton"]["pairs"] = 4
+
+
+def check_copies(name):
+    """Copies and pickles of a model with its optimiser train on as they do, each by itself."""
+    model = network()
+    optimizer = make(name, model)
+    train(model, optimizer, 13)
+    pairs = model, optimizer
+    copies = [copy.deepcopy(pairs), pickle.loads(pickle.dumps(pairs))]
+    train(*pairs, 5, start=13)
+    for twin, its in copies:
+        train(twin, its, 5, start=13)
+        assert torch.equal(flat(twin.parameters()), flat(model.parameters()))
+        require_same_state(its.state_dict(), optimizer.state_dict())
+
+
+def check_zero_size(name):
+    """A parameter without entries changes nothing."""
+    model, other = network(), network()
+    for shape in ((0,), (0, 3), (3, 0, 2)):
+        model[0].register_parameter(f"none{len(shape)}", nn.Parameter(torch.zeros(shape)))
+    model.register_forward_hook(lambda m, _, y: y + sum(p.sum() for p in list(m.parameters())[2:5]))
+    train(model, make(name, model), 5)
+    train(other, make(name, other), 5)
+    assert torch.allclose(flat(model.parameters()), flat(other.parameters()), atol=1e-6)
+
+
+CONTRACT = (check_resume, check_closure, check_groups, check_frozen, check_order)
+CONTRACT += (check_late_group, check_copies, check_zero_size)
 
 
 @pytest.mark.parametrize("check", CONTRACT)

@@ -127,6 +127,15 @@ def test_asgd_without_decay_is_averaged_sgd():
         assert same(ours.parameters(), a.averaged_parameters)
 
 
+def test_asgd_averages_where_its_first_parameter_has_no_gradient():
+    still, moving = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = ASGD([still, moving], lr=0.1, t0=1)
+    for step in range(6):
+        assert optimizer.averaging is (step > 2)
+        moving.grad = torch.ones(2)
+        optimizer.step()
+
+
 def test_patience_starts_the_average_and_then_stops():
     model = network()
     optimizer = GadamAuto(model.parameters(), patience=2, average_every=3)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lambdahat.optim import Lookahead
-from tests.optim.small_runs import network, train
+from lambdahat.optim import KFAC, SWA, Averaged, Gadam, Lookahead
+from tests.optim.small_runs import network, same, train
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,34 @@ def test_centralised_gradients_have_no_mean_per_output():
     optimizer.step()  # and without a closure
     weights = [p.grad for p in ours.parameters() if p.dim() == 2]
     assert all(w.mean(1).abs().max() < 1e-6 for w in weights)
+
+
+@pytest.mark.parametrize("wrap", [lambda base: Lookahead(base, alpha=1.0), Averaged])
+def test_clearing_gradients_clears_what_the_base_keeps_beside_them(wrap):
+    """KFAC forgets the passes that it traced for a step that was not taken."""
+    models = network(), network()
+    for model, wrapped in zip(models, (False, True), strict=True):
+        base = KFAC(model, lr=0.1)
+        optimizer = wrap(base) if wrapped else base
+        for scale in (10.0, 1.0, 1.0):
+            optimizer.zero_grad()
+            model(scale * torch.ones(4, 3)).square().mean().backward()
+        optimizer.step()
+    assert same(*(model.parameters() for model in models))
+
+
+TWICE = {
+    "lookahead_k": lambda p: Lookahead(Averaged(Lookahead(torch.optim.SGD(p, lr=0.1), k=2)), k=6),
+    "average_start": lambda p: Averaged(Gadam(p), average_start=3),
+    "patience": lambda p: Averaged(Lookahead(SWA(p)), average_start=3),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_what_the_base_does_already_is_refused(name):
+    """Both would share one set of settings and counts."""
+    with pytest.raises(ValueError, match=r"base must have no .* of its own, got a "):
+        TWICE[name](network().parameters())
 
 
 def test_names_of_the_base_shine_through():

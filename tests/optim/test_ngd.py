@@ -528,9 +528,11 @@ def test_what_is_not_finite_is_handed_on():
 W = [nn.Parameter(torch.ones(2, 3))]
 
 
-def stepped(parameter, gradient):
-    parameter.grad = gradient
-    return NGD([parameter], lr=0.1).step()
+def stepped(parameter, *gradients):
+    optimizer = NGD([parameter], lr=0.1)
+    for gradient in gradients:
+        parameter.grad = gradient
+        optimizer.step()
 
 
 ERRORS = {
@@ -607,6 +609,11 @@ ERRORS = {
     ),
     "sparse gradient": (
         lambda: stepped(nn.Parameter(torch.ones(3)), torch.ones(3).to_sparse()),
+        ValueError,
+        "gradients must be dense.*sparse=False",
+    ),
+    "sparse gradient after a dense one": (
+        lambda: stepped(nn.Parameter(torch.ones(3)), torch.ones(3), torch.ones(3).to_sparse()),
         ValueError,
         "gradients must be dense.*sparse=False",
     ),

@@ -213,6 +213,20 @@ def test_the_maximum_is_over_the_layer_and_by_default_over_the_tensor():
     assert regularized("aaa") == [[0, 1], [1, 1], [1, 1]]
 
 
+def test_layers_are_those_of_the_trained_parameters():
+    model = network()
+    model[0].bias.requires_grad_(False)
+    assert layers_of(model) == ("0", "2", "2")
+
+
+def test_a_parameter_without_entries_has_no_maximum():
+    weight, none = torch.ones(2, requires_grad=True), torch.ones(0, 3, requires_grad=True)
+    loss = (torch.tensor([2.0, 1.0]) * weight * weight).sum() + none.sum()
+    product = batch_product(loss, [weight, none])
+    SelectiveL2(1.0, 0.6).add_to([weight, none], product, 0)
+    assert weight.grad.tolist() == [0, 1]
+
+
 def test_selective_at_its_limits_is_the_base_and_l2():
     model = network()
     assert not added(SelectiveL2(0.5, 0.0), model).any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -91,6 +92,33 @@ def test_statistics_follow_the_model_in_another_precision_too():
         != before
     )
     assert held.loss() == before
+
+
+class Centred(nn.Module):
+    """It puts another tensor in place of a buffer in every pass in train mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(X.shape[1], 1)
+        self.register_buffer("mean", torch.zeros(X.shape[1]))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
+        return self.inner(x - self.mean)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_buffers_that_a_pass_replaces_follow_the_model(dtype):
+    model = Centred()
+    data = X.float(), torch.zeros(len(X), 1)
+    problem = Problem(model, "mse", data, dtype=dtype)
+    before = problem.loss()
+    model(data[0] + 3.0)
+    assert model.mean.any()
+    for each in (problem, pickle.loads(pickle.dumps(problem))):
+        assert each.loss() == Problem(model, "mse", data, dtype=dtype).loss()
+        assert each.loss() != before
 
 
 def test_other_data_with_batch_statistics_need_a_batch_size():

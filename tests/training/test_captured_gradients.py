@@ -110,6 +110,20 @@ class Counting(nn.Module):
         return self.inner(x) / (1 + self._passes)
 
 
+class Replacing(nn.Module):
+    """A buffer that every pass puts another tensor in place of, which a replay would not do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.inner(x - self.mean)
+
+
 class Skipping(nn.Module):
     """Stochastic depth by Python's generator."""
 
@@ -136,6 +150,7 @@ def tensor_hooked() -> nn.Module:
 CHANGING = {
     "dropout": lambda: nn.Sequential(nn.Linear(64, 10), nn.Dropout(0.5)),
     "a counter": Counting,
+    "another buffer": Replacing,
     "a draw of Python": Skipping,
     "a forward hook": hooked,
     "a tensor's hook": tensor_hooked,

@@ -44,6 +44,12 @@ def on_odd_batches(**options):
     )
 
 
+def on_words(**options):
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 2, **options), torch.nn.Flatten())
+    problem = Problem(model, "cross_entropy", (torch.tensor([[1], [3]]), torch.tensor([0, 1])))
+    return fit(problem, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+
+
 def other(kind):
     return lambda model: kind(plain().parameters(), lr=0.1)
 
@@ -194,6 +200,11 @@ MISUSES = {
         lambda: on_odd_batches(batch_size=2),
         ValueError,
         "batch_size must be None where samples cannot be drawn one by one",
+    ),
+    "sparse gradients": (
+        lambda: on_words(sparse=True),
+        ValueError,
+        "gradients must be dense, got a sparse one; use sparse=False",
     ),
     "an unknown optimiser": (
         lambda: make_optimizer("sdg", plain()),

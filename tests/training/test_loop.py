@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from lambdahat import optim
 from lambdahat._core.progress import progress
@@ -146,6 +146,76 @@ def test_data_that_do_not_fit_are_read_sample_by_sample(monkeypatch):
     fit(problem, torch.optim.SGD(model.parameters(), 0.1, 0.9), 1, batch_size=64, seed=3)
     reference.fit(1)
     assert same(model.state_dict(), reference.tensors)
+
+
+class Numbers(Dataset):
+    """Sample i is i; workers must have been made ready."""
+
+    ready = False
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        assert get_worker_info() is None or Numbers.ready
+        return torch.full((1,), float(index)), torch.zeros(1)
+
+
+ODD = [3, 3, 7, 5, 19, 2, 2]
+LOADERS = {
+    "a sampler": ({"sampler": ODD, "batch_size": 4}, ODD),
+    "batches by hand": ({"batch_sampler": [[3, 4], [9, 8, 7]]}, [3, 4, 7, 8, 9]),
+    "whole batches": ({"batch_size": 6, "drop_last": True}, list(range(18))),
+    "workers that are prepared": (
+        {
+            "batch_size": 6,
+            "num_workers": 1,
+            "worker_init_fn": lambda worker: setattr(Numbers, "ready", True),
+        },
+        list(range(20)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_loaders_own_samples_are_drawn(name, fits, monkeypatch):
+    if not fits:
+        monkeypatch.setattr("lambdahat.problem.batches.free_memory", lambda device: 0)
+    options, expected = LOADERS[name]
+    model, seen = nn.Linear(1, 1), []
+    problem = Problem(model, "mse", DataLoader(Numbers(), **options))
+    assert problem.batches.in_memory is fits
+
+    def look(inputs, generator):
+        seen.extend(inputs.flatten().tolist())
+        return inputs
+
+    fit(problem, torch.optim.SGD(model.parameters(), lr=1e-6), 1, batch_size=3, augment=look)
+    assert sorted(seen) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (list(torch.arange(12.0).view(3, 4, 1).unbind()), {"batch_size": None}),
+        (Numbers(), {"collate_fn": lambda rows: (torch.ones(2 * len(rows), 1),) * 2}),
+    ],
+    ids=["a data set of batches", "two samples for every one"],
+)
+def test_samples_that_no_key_names_are_not_drawn(data, options, monkeypatch):
+    class Listed(Dataset):
+        def __len__(self):
+            return len(data)
+
+        def __getitem__(self, index):
+            return data[index] if isinstance(data, Dataset) else (data[index], data[index])
+
+    monkeypatch.setattr("lambdahat.problem.batches.free_memory", lambda device: 0)
+    model = nn.Linear(1, 1)
+    problem = Problem(model, "mse", DataLoader(Listed(), **options))
+    with pytest.raises(ValueError, match="batch_size must be None where samples cannot be drawn"):
+        fit(problem, torch.optim.SGD(model.parameters(), lr=0.1), 1, batch_size=2)
 
 
 def test_models_with_their_own_loss_and_ignored_labels():
@@ -533,6 +603,39 @@ def test_regularizers_get_the_product_of_the_step():
     for a, b, c in zip(model.parameters(), hand.parameters(), pieces.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-10)
         assert torch.allclose(c, b, atol=1e-10)
+
+
+def test_regularizers_know_layers_of_parameters_in_groups():
+    """Weights and biases have groups of their own, in another order than the model's layers."""
+    ends = []
+    for grouped in (False, True):
+        model = plain()
+        groups = list(model.parameters())
+        groups = [{"params": groups[::2]}, {"params": groups[1::2]}] if grouped else groups
+        rule = optim.SelectiveL2(0.5, 0.5, layers=optim.layers_of(model))
+        fit(
+            Problem(model, "cross_entropy", TRAIN),
+            torch.optim.SGD(groups, lr=0.1),
+            1,
+            regularizers=[rule],
+        )
+        ends.append(model.state_dict())
+    assert same(*ends)
+
+
+@pytest.mark.parametrize("name", ["exact-ngd", "lanczos-newton", "spectral-sgd", "kfac"])
+def test_curvature_is_observed_for_parameters_in_groups(name):
+    model = nn.Sequential(nn.Linear(64, 2), nn.Tanh(), nn.Linear(2, 10))
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[::2], "weight_decay": 0.01}, {"params": parameters[1::2]}]
+    own = {
+        "exact-ngd": lambda: optim.ExactNGD(groups, lr=0.1, alpha=10.0),
+        "lanczos-newton": lambda: optim.LanczosNewton(groups, lr=0.1, damping=1.0, pairs=5),
+        "spectral-sgd": lambda: optim.SpectralSGD(groups, every=2, depth=5),
+        "kfac": lambda: optim.KFAC(model, 0.01, parameters=groups, fisher="monte_carlo"),
+    }
+    run = fit(Problem(model, "cross_entropy", TRAIN), own[name](), 2)
+    assert run.last["loss"] < run.epochs[0]["loss"]
 
 
 def test_augmentation_sees_each_batch_once_with_its_own_stream():

@@ -13,6 +13,7 @@ from lambdahat import optim
 from lambdahat.problem import Problem
 from lambdahat.results import Result
 from lambdahat.training import EarlyStopping, Run, fit, read_rows
+from lambdahat.training.checkpoints import weights
 from tests.training.small_runs import KINDS, TEST, TRAIN, Setup, StepCount, plain, same, timeless
 
 
@@ -124,6 +125,52 @@ def test_a_finished_run_is_read_and_can_be_prolonged(tmp_path):
     assert timeless(Result.load(tmp_path / "short" / "training.json").history) == timeless(
         run.history
     )
+
+
+@pytest.mark.parametrize("step", [8, 10])
+def test_a_killed_run_is_not_prolonged_beyond_the_epochs_asked_for(step, tmp_path):
+    """It was to have three epochs, and stopped in the middle or at the end of the second."""
+    _, run = whole_run("sgd", tmp_path / "whole")
+    for epochs in (1, 2):
+        folder = tmp_path / f"for-{epochs}"
+        copy_up_to(tmp_path / "whole", folder, step)
+        setup = Setup("sgd")
+        options = {"trackers": trackers(), "keep": 100, "checkpoint_steps": 2}
+        again = setup.fit(epochs, folder, resume=True, **options)
+        there = max(epochs, step // 5)
+        assert (len(again), again.ended) == (there, "epochs")
+        assert timeless(again.epochs) == timeless(run.epochs[:there])
+
+
+class Centred(torch.nn.Module):
+    """It puts a new tensor in place of a buffer in every pass, as is common."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = plain()
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.inner(x - self.mean)
+
+
+def test_buffers_that_are_replaced_resume(tmp_path):
+    def train(folder, epochs, resume=False):
+        model = Centred()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        problem = Problem(model, "cross_entropy", TRAIN)
+        fit(problem, optimizer, epochs, folder=folder, resume=resume)
+        return model.state_dict()
+
+    whole = train(tmp_path / "whole", 3)
+    train(tmp_path / "two", 2)
+    assert same(train(tmp_path / "two", 3, resume=True), whole)
+    assert same(
+        weights(tmp_path / "two"), {name: whole[name] for name in weights(tmp_path / "two")}
+    )
+    assert whole["mean"].any()
 
 
 def test_early_stopping_resumes_with_its_patience_and_restores_the_best(tmp_path):

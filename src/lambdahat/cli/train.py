@@ -87,7 +87,7 @@ def run_train(
     trackers = _trackers(choices, recipe.seed)
     out = output.out
     if out is not None:
-        _on_disk(recipe.save, out)
+        _on_disk(recipe.save, out, choices.resume)
     with bars(output.quiet), warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", RuntimeWarning)
         run = _on_disk(

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lambdahat._core import check
 from lambdahat.optim.averaging import OwnsAverage, averaging_settings
-from lambdahat.optim.descent import evaluate, group_settings
+from lambdahat.optim.descent import evaluate, group_settings, require_dense, require_real
 from lambdahat.optim.registry import register_optimizer
 
 FORMS = ("adamw", "coded", "printed")
@@ -62,6 +62,7 @@ class Padam(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         _check({**self.defaults, **param_group})
         super().add_param_group(param_group)
+        require_real(self.param_groups[-1]["params"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -74,6 +75,7 @@ class Padam(Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
                 continue
+            require_dense(p.grad for p in params)
             captured = params[0].is_cuda and torch.cuda.is_current_stream_capturing()
             if captured and not group["capturable"]:
                 raise ValueError("capturable must be True for a step in a CUDA graph, got False")
@@ -87,15 +89,6 @@ class Padam(Optimizer):
         state = self.state[p]
         if "step" in state:
             return
-        assert p.grad is not None
-        if p.grad.is_sparse:
-            raise ValueError(
-                "gradients must be dense, got a sparse one; torch.optim.SparseAdam takes those"
-            )
-        if p.is_complex():
-            raise ValueError(
-                f"params must be real, got {p.dtype}; optimise torch.view_as_real of it"
-            )
         place = p.device if group["capturable"] else "cpu"
         state["step"] = torch.zeros((), dtype=torch.float32, device=place)
         for name in (*MOMENTS, *(["max_exp_avg_sq"] if group["amsgrad"] else [])):

@@ -247,6 +247,9 @@ class Wrapper(Optimizer):
         expected = "be an optimiser"
         cure = f"{type(self).__name__}(torch.optim.SGD(…))"
         require(isinstance(base, Optimizer), "base", expected, describe(base), cure, TypeError)
+        own = sorted(settings.keys() & base.defaults.keys())
+        expected, came = f"have no {', '.join(own[:1])} of its own", f"a {type(base).__name__}"
+        require(not own, "base", expected, came, "set it there alone")
         self.base = base
         super().__init__(base.param_groups, {**base.defaults, **settings})
         self.param_groups = base.param_groups
@@ -258,6 +261,10 @@ class Wrapper(Optimizer):
         self.base.add_param_group(param_group)
         for name, value in self.defaults.items():
             param_group.setdefault(name, value)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and what else ``base`` clears with them."""
+        self.base.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         saved = self.base.state_dict()
@@ -411,6 +418,5 @@ class ASGD(HasAverage, torch.optim.ASGD):
     @property
     def averaging(self) -> bool:
         """Whether an average has begun: its weight of the next iterate is below 1."""
-        first = [p for group in self.param_groups for p in group["params"][:1]]
-        states = [self.state[p] for p in first if self.state.get(p)]
-        return any(float(state["mu"]) < 1 for state in states)
+        params = (p for group in self.param_groups for p in group["params"])
+        return any(float(self.state[p]["mu"]) < 1 for p in params if self.state.get(p))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -30,6 +30,7 @@ class Descent(Optimizer):
     """
 
     decoupled = False
+    OWN: tuple[str, ...] = ()  # a subclass's own attributes, which copies and pickles take along
 
     @abstractmethod
     def directions(self) -> Directions:
@@ -50,6 +51,10 @@ class Descent(Optimizer):
         require_number(settings["momentum"], "momentum", "[0, 1)")
         self.check_group(settings)
         super().add_param_group(param_group)
+        require_real(self.param_groups[-1]["params"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {name: getattr(self, name) for name in self.OWN}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -78,15 +83,22 @@ class Descent(Optimizer):
             for parameter in group["params"]:
                 gradient = parameter.grad
                 if gradient is not None:
-                    dense = not gradient.is_sparse
-                    require(dense, "gradients", "be dense", "a sparse one", "use sparse=False")
+                    require_dense([gradient])
                     found[parameter] = gradient.add(parameter, alpha=decay) if decay else gradient
         return found
 
-    def require_same_point(self, problem: Problem) -> None:
-        """Refuse a problem whose vector is not this optimiser's parameters as they are."""
+    def require_same_point(self, problem: Problem) -> list[Tensor]:
+        """The parameters in the order of the problem's vector; refuse a problem whose vector is not
+        these parameters as they are.
+
+        Those of the problem's own model may be in groups in any order; others have the problem's.
+        """
         require_problem(problem)
-        parameters = self.all_parameters()
+        parameters, source = self.all_parameters(), problem.source
+        named = source if isinstance(source, dict) else dict(source.named_parameters())
+        own = [named[name] for name in problem.space.names if name in named]
+        if set(map(id, own)) == set(map(id, parameters)):
+            parameters = own
         shapes, theirs = [tuple(p.shape) for p in parameters], list(problem.space.shapes)
         cure = (
             "make it of the model in training, with the parameters in the order of the optimiser's"
@@ -98,6 +110,7 @@ class Descent(Optimizer):
         here = torch.cat([part.to(problem.device, problem.dtype) for part in flat])
         same = torch.equal(here, problem.vector)
         require(same, "problem", "be at the optimiser's present parameters", "other values", cure)
+        return parameters
 
     def _move(self, group: Group, parameters: list[Tensor], directions: Directions) -> None:
         if not parameters:
@@ -135,6 +148,11 @@ class Descent(Optimizer):
 class ObservingDescent(Descent):
     """A descent whose direction comes from ``observe(problem)``, every ``every`` steps."""
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; a problem of them all must be observed before the next step."""
+        super().add_param_group(param_group)
+        self.param_groups[0]["observed"] = -1
+
     @abstractmethod
     def observe(self, problem: Problem) -> None:
         """Measure curvature on a problem of the same model and parameters."""
@@ -155,6 +173,20 @@ def require_observation(fine: bool, before: str = "the first step") -> None:
             f"observe(problem) must be called before {before}, got no observation; if"
             " optimizer.due: optimizer.observe(problem)"
         )
+
+
+def require_dense(gradients: Iterable[Tensor | None]) -> None:
+    """Raise unless all gradients that are there are dense."""
+    dense = not any(each is not None and each.is_sparse for each in gradients)
+    cure = "use sparse=False in the embedding, or torch.optim.SparseAdam"
+    require(dense, "gradients", "be dense", "a sparse one", cure)
+
+
+def require_real(parameters: Iterable[Tensor]) -> None:
+    """Raise unless all parameters are real numbers."""
+    other = next((each.dtype for each in parameters if not each.is_floating_point()), None)
+    cure = "optimise torch.view_as_real of complex ones"
+    require(other is None, "params", "be real floating point", str(other), cure)
 
 
 def group_settings(arguments: Mapping[str, Any], *names: str, **own: Any) -> Group:

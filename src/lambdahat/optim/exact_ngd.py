@@ -37,6 +37,8 @@ class ExactNGD(descent.ObservingDescent):
     becomes SGD at rate lr/κ. α and the solver are read from the first parameter group.
     """
 
+    OWN = ("fisher", "solver", "tol", "max_matvecs", "seed", "update_norm")
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -88,7 +90,7 @@ class ExactNGD(descent.ObservingDescent):
 
     def observe(self, problem: Problem) -> None:
         """Measure the Fisher matrix on a problem of the same model and parameters."""
-        self.require_same_point(problem)
+        parameters, places = self.require_same_point(problem), list(map(id, self.all_parameters()))
         group, size = self.param_groups[0], problem.num_parameters
         seed = derived_seed(self.seed, "exact ngd", group["step"])
         operator = fisher_of(problem, self.fisher, seed=seed)
@@ -110,11 +112,14 @@ class ExactNGD(descent.ObservingDescent):
             group["damping"] = _damping(float(trace(operator, seed=seed)), size, group)
             self._operator = operator
         group["observed"] = group["step"]
+        group["order"] = [places.index(id(parameter)) for parameter in parameters]
 
     def directions(self) -> descent.Directions:
         """(F + κI)⁻¹ times the gradients, which are 0 where there are none."""
         descent.require_observation(not self.due, "this step")
         found, parameters = self.gradients(), self.all_parameters()
+        order = self.param_groups[0].get("order")  # of the matrix
+        parameters = [parameters[place] for place in order] if order else parameters
         parts = [found[p] if p in found else torch.zeros_like(p) for p in parameters]
         whole = torch.cat([part.reshape(-1) for part in parts])
         step = self._solve(whole).to(whole)

@@ -214,6 +214,7 @@ class KFAC(descent.Descent):
 
     decoupled = True
     takes_model = True
+    OWN = ("model", "sharing", "kind", "fisher", "rank", "scaler", "seed", "update_norm")
 
     def __init__(
         self,
@@ -258,6 +259,11 @@ class KFAC(descent.Descent):
         super().add_param_group(param_group)
         if hasattr(self, "layers"):  # parameters thawed later on get their blocks too
             self.close()
+            self._watch()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "model" in state:  # of a copy, which the hooks on the model did not come along with
             self._watch()
 
     def _watch(self) -> None:

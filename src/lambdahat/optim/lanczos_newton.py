@@ -33,6 +33,8 @@ class LanczosNewton(descent.ObservingDescent):
     with no pairs this is SGD at rate lr/δ.
     """
 
+    OWN = ("pairs", "curvature", "seed", "update_norm")
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -66,7 +68,7 @@ class LanczosNewton(descent.ObservingDescent):
 
     def observe(self, problem: Problem) -> None:
         """Measure the Ritz pairs on a problem of the same model and parameters."""
-        self.require_same_point(problem)
+        parameters = self.require_same_point(problem)
         if self.pairs > problem.num_parameters:
             raise ValueError(
                 f"pairs must lie in [0, {problem.num_parameters}], got {describe(self.pairs)}"
@@ -78,11 +80,11 @@ class LanczosNewton(descent.ObservingDescent):
             run = lanczos(operator, start, self.pairs, "lanczos newton")
             values, turn = torch.linalg.eigh(run.tridiagonal)
             vectors = turn.T.to(run.basis) @ run.basis.T
-            parameters = self.all_parameters()
             for parameter, part in zip(parameters, problem.space.split(vectors), strict=True):
                 own = part.flatten(1).to(parameter.device, parameter.dtype, copy=True)
                 self.state[parameter]["ritz_vectors"] = own
-            self.state[parameters[0]]["ritz_values"] = values.abs().to(parameters[0].device)
+            first = self.all_parameters()[0]
+            self.state[first]["ritz_values"] = values.abs().to(first.device)
         group["observed"] = group["step"]
 
     def directions(self) -> descent.Directions:

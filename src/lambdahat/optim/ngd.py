@@ -12,7 +12,13 @@ from torch.optim import Optimizer
 
 from lambdahat._core.check import require_count, require_number, require_positive
 from lambdahat._core.device import Replay, multiply_stacks
-from lambdahat.optim.descent import evaluate, group_settings, restore_dtypes
+from lambdahat.optim.descent import (
+    evaluate,
+    group_settings,
+    require_dense,
+    require_real,
+    restore_dtypes,
+)
 from lambdahat.optim.online_fisher import (
     OnlineFisher,
     Seen,
@@ -74,7 +80,7 @@ def natural_gradients(
     last = max(tensor.ndim for tensor in tensors) - 2
     for axis in range(last + 1):
         for index, tensor in enumerate(tensors):
-            if tensor.ndim <= axis + 1 or tensor.shape[axis + 1] == 1:
+            if tensor.ndim <= axis + 1 or tensor.shape[axis + 1] == 1 or not tensor.numel():
                 continue
             rows, fishers = _rows(tensor, axis), stacks[index]
             if axis not in fishers:
@@ -179,9 +185,7 @@ class NGD(Optimizer):
         """Add parameters with their own settings."""
         require_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
-        for parameter in self.param_groups[-1]["params"]:
-            if not parameter.is_floating_point():
-                raise ValueError(f"params must be real floating point, got {parameter.dtype}")
+        require_real(self.param_groups[-1]["params"])
 
     @property
     def update_norm(self) -> Tensor:
@@ -197,6 +201,7 @@ class NGD(Optimizer):
             if index == len(self._groups):
                 self._groups.append(_Group([], self))
             active = [parameter for parameter in settings["params"] if parameter.grad is not None]
+            require_dense(parameter.grad for parameter in active)
             if not self._groups[index].fits(active):
                 self._groups[index] = _Group(active, self)
             for batch in self._groups[index].batches:
@@ -351,11 +356,6 @@ class _Group:
         self._places = [parameter.data_ptr() for parameter in parameters]
         kinds: dict[Any, list[Tensor]] = {}
         for parameter in parameters:
-            gradient = parameter.grad
-            if gradient is not None and gradient.is_sparse:
-                raise ValueError(
-                    "gradients must be dense, got a sparse one; use sparse=False in the embedding"
-                )
             age = optimizer.state[parameter].setdefault("step", 0)
             kinds.setdefault((age, parameter.device, parameter.dtype), []).append(parameter)
         self.batches = [_Batch(members, optimizer) for members in kinds.values()]

@@ -328,7 +328,7 @@ class SelectiveL2(Rule):
         expected = f"name the layer of each of the {len(sizes)} parameters"
         cure = "make them with layers_of(model)"
         check.require(len(layers) == len(sizes), "layers", expected, f"{len(layers)} names", cure)
-        own = [size.amax() for size in sizes]
+        own = [size.amax() if size.numel() else size.new_zeros(()) for size in sizes]
         largest: dict[Hashable, Tensor] = {}
         for layer, value in zip(layers, own, strict=True):
             largest[layer] = torch.maximum(largest[layer], value) if layer in largest else value
@@ -380,13 +380,13 @@ class StoppedThenSelectiveL2(SelectiveL2):
 
 
 def layers_of(model: nn.Module) -> tuple[str, ...]:
-    """The layer that each of ``model.parameters()`` belongs to, by the name of the module that owns
-    it.
+    """The layer that each parameter of ``model`` that requires a gradient belongs to, by the name
+    of the module that owns it.
 
     >>> layers_of(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
     ('0', '0', '2', '2')
     """
-    space = Space.of(dict(model.named_parameters()))
+    space = Space.of({name: p for name, p in model.named_parameters() if p.requires_grad})
     owner = {name: layer for layer, names in space.layers().items() for name in names}
     return tuple(owner[name] for name in space.names)
 

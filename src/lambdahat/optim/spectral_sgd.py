@@ -36,6 +36,8 @@ class SpectralSGD(descent.ObservingDescent):
     "momentum" hold what was measured. Weight decay and momentum are those of ``torch.optim.SGD``.
     """
 
+    OWN = ("depth", "curvature", "seed")
+
     def __init__(
         self,
         params: Iterable[Any],

@@ -329,7 +329,8 @@ def whole(tensor: Tensor) -> Tensor:
 class Gathered:
     """Tensors by name, on one device and real ones in ``dtype``, of which some may be sharded.
 
-    All ranks must gather at the same time, so that it is done by ``refresh``, anew each time.
+    All ranks must gather at the same time, so that it is done by ``refresh``, anew each time. Those
+    that are buffers of ``source`` are read from there, where a pass may put others in their place.
     """
 
     def __init__(
@@ -337,8 +338,13 @@ class Gathered:
         tensors: Mapping[str, Tensor],
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
+        source: nn.Module | None = None,
     ) -> None:
         self._tensors, self._place = tensors, (device, dtype)
+        names = {id(tensor): name for name, tensor in tensors.items()}
+        layers = [] if source is None else source.modules()
+        every = ((layer._buffers, key) for layer in layers for key in layer._buffers)
+        self._buffers = [(names[id(b[key])], b, key) for b, key in every if id(b[key]) in names]
         self.sharded = [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]
         self.refresh()
 
@@ -348,7 +354,9 @@ class Gathered:
 
     def __call__(self) -> dict[str, Tensor]:
         """All tensors by name; sharded ones as of the last ``refresh``."""
-        return place_tensors({**self._tensors, **self._kept}, *self._place)
+        pairs = ((name, buffers.get(key)) for name, buffers, key in self._buffers)
+        now = {name: buffer for name, buffer in pairs if buffer is not None}
+        return place_tensors({**self._tensors, **now, **self._kept}, *self._place)
 
 
 def place_tensors(

@@ -207,12 +207,12 @@ class Problem:
         self.ranks = Ranks.of(ranks)
         # the user's own, which training runs and changes
         self.source: nn.Module | dict[str, Tensor] = model
-        model = private_copy(model, norm)
+        own, model = model, private_copy(model, norm)
         chosen = select_parameters(model, parameters, norm)
         self.device = device_of(named_tensors(model), device)
         self._cast = _float_dtype(dtype)
         held = {name: part for name, part in named_tensors(model).items() if name not in chosen}
-        constants = Gathered(held, self.device, dtype)
+        constants = Gathered(held, self.device, dtype, own)
         self._sharded = constants if constants.sharded else None  # to be gathered by all ranks
         own_loss = loss == "model"
         loss = make_loss("cross_entropy" if own_loss else loss)

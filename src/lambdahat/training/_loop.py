@@ -25,7 +25,14 @@ from lambdahat.problem.batches import Batches, make_batches, rng_untouched
 from lambdahat.problem.network import BATCH_NORMS, accumulating
 from lambdahat.results import Status
 from lambdahat.training import stepping
-from lambdahat.training.checkpoints import Checkpoint, Checkpoints, alone_in, read, write_tensors
+from lambdahat.training.checkpoints import (
+    Checkpoint,
+    Checkpoints,
+    alone_in,
+    read,
+    require_new,
+    write_tensors,
+)
 from lambdahat.training.feeding import Augment, Feed, contents, same_contents
 from lambdahat.training.history import BestSoFar, EarlyStopping, Metrics, Run
 from lambdahat.training.loggers import Loggers
@@ -316,10 +323,7 @@ class Trainer:
     def _begin(self) -> None:
         newest, resume = None, self.settings.resume
         if self.checkpoints is not None:
-            new = not self.checkpoints.paths() and self.metrics.length == 0
-            cure = "pass resume=True (--resume) to go on with it, or choose another folder"
-            came = f"{self.folder}, which holds a run"
-            check.require(resume or new, "folder", "be new or empty", came, cure)
+            require_new(self.folder, resume)
             newest = self.checkpoints.newest(self.metrics.length) if resume else None
         if newest is not None:
             self._resume(newest)
@@ -380,8 +384,8 @@ class Trainer:
     def _load(self, state: Mapping[str, Any]) -> None:
         self.epoch, self.batch, self.step = state["epoch"], state["batch"], state["step"]
         self.seconds, self.averaged = state["seconds"], state["averaged"]
-        stopped = state["ended"] not in ("", "epochs")
-        self.ended = state["ended"] if stopped or self.epoch >= self.settings.epochs else ""
+        stopped, done = state["ended"] not in ("", "epochs"), self.epoch >= self.settings.epochs
+        self.ended = state["ended"] if stopped else "epochs" if done else ""
         self.subject.load(state["model"])
         self.tally.load_state_dict(state["tally"])
         parts, stored = self._stateful_parts(), state["parts"]

@@ -33,6 +33,7 @@ from lambdahat.data.splits import Split
 from lambdahat.models import make_model
 from lambdahat.problem import Problem
 from lambdahat.problem.network import named_tensors
+from lambdahat.training.history import Metrics
 
 
 def pack(state: Any) -> tuple[dict[str, Tensor], Any]:
@@ -277,6 +278,13 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
 
+def require_new(folder: Path, resume: bool) -> None:
+    """Raise if the folder holds a run that is not to be resumed."""
+    new = not Checkpoints(folder / "checkpoints").paths() and Metrics(folder).length == 0
+    cure = "pass resume=True (--resume) to go on with it, or choose another folder"
+    require(resume or new, "folder", "be new or empty", f"{folder}, which holds a run", cure)
+
+
 def read(path: Path) -> tuple[int, dict[str, Any]]:
     """The step and state of one checkpoint; ``DamagedCheckpoint`` unless every byte matches."""
     from safetensors import SafetensorError
@@ -404,8 +412,10 @@ class Recipe:
         """The model as it was before training."""
         return make_model(self.model, split.shape, split.classes, self.seed, **self.model_options)
 
-    def save(self, folder: Path) -> None:
-        """Write ``config.json``; a folder that has another one is refused."""
+    def save(self, folder: Path, resume: bool = False) -> None:
+        """Write ``config.json``; a folder that has another one, or a run that is not to be resumed,
+        is refused.
+        """
         document = {"format": "lambdahat-run", **asdict(self)}
         there = folder / "config.json"
         if there.is_file():
@@ -419,6 +429,7 @@ class Recipe:
                     f"folder must hold a run of the same settings, got {folder} with {news}; give"
                     " the same options, or choose another folder"
                 )
+        require_new(folder, resume)
         folder.mkdir(parents=True, exist_ok=True)
         storage.write_sealed(there, document, indent=1)
 

@@ -80,7 +80,7 @@ class Feed:
         self.num_samples = batches.num_samples
         self._columns: Any = None
         self._simple = False  # the common case, (x, y), made short
-        self._dataset: tuple[Any, dict[str, Any]] | None = None
+        self._dataset: tuple[Any, Sequence[Any], dict[str, Any]] | None = None
         if batch_size is None or not problem.has_data:
             self.steps = ceil(len(batches) / accumulate)
             return
@@ -89,13 +89,7 @@ class Feed:
         if columns is not None:
             self._home = next(leaf.device for leaf in tree_leaves(columns) if _has_rows(leaf))
         else:
-            raw, loading = batches.raw, {}
-            if isinstance(raw, DataLoader):
-                loading = {"collate_fn": raw.collate_fn, "num_workers": raw.num_workers}
-                raw = raw.dataset
-            readable = hasattr(raw, "__getitem__") and hasattr(raw, "__len__")
-            other = isinstance(raw, list | tuple | dict | Tensor | IterableDataset)
-            self._dataset = (raw, loading) if readable and not other else None
+            self._dataset = _dataset(batches)
             expected = "be None where samples cannot be drawn one by one"
             cure = "the problem's own batches are then used"
             require(self._dataset is not None, "batch_size", expected, repr(batch_size), cure)
@@ -166,10 +160,10 @@ class Feed:
     def _from_dataset(self, epoch: int, start: int) -> Iterator[Batch]:
         assert self.batch_size is not None
         assert self._dataset is not None
-        dataset, loading = self._dataset
+        dataset, keys, loading = self._dataset
         order = epoch_order(self.seed, epoch, self.num_samples)
         rest = order[start * self.batch_size * self.accumulate :]
-        indices = [part.tolist() for part in rest.split(self.batch_size)]
+        indices = [[keys[i] for i in part.tolist()] for part in rest.split(self.batch_size)]
         with rng_untouched():  # a DataLoader draws from the global generator when it starts
             raws = iter(DataLoader(dataset, batch_sampler=indices, **loading))
         for index, raw in enumerate(raws):
@@ -210,6 +204,28 @@ def _columns(batches: Batches) -> Any:
 
 def _has_rows(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 0
+
+
+# how a loader reads samples, apart from which come together
+LOADING: tuple[str, ...] = ("collate_fn", "num_workers", "timeout", "worker_init_fn")
+LOADING += ("multiprocessing_context", "prefetch_factor")
+
+
+def _dataset(batches: Batches) -> tuple[Any, Sequence[Any], dict[str, Any]] | None:
+    """The data set that gives single samples, their keys in it, and how its loader reads it, or
+    None.
+    """
+    loader = batches.raw if isinstance(batches.raw, DataLoader) else None
+    raw: Any = batches.raw if loader is None else loader.dataset
+    readable = hasattr(raw, "__getitem__") and hasattr(raw, "__len__")
+    if not readable or isinstance(raw, list | tuple | dict | Tensor | IterableDataset):
+        return None
+    if loader is None:
+        return raw, range(len(raw)), {}
+    # without a batch sampler the data set gives whole batches
+    keys = [key for batch in loader.batch_sampler or () for key in batch]
+    loading = {name: getattr(loader, name) for name in LOADING}
+    return (raw, keys, loading) if len(keys) == batches.num_samples else None
 
 
 def _group(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:

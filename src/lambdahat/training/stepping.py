@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lambdahat._core.check import require
 from lambdahat._core.device import Replay, beside, side_stream
 from lambdahat.operators.linearise import saved_bytes
+from lambdahat.optim.descent import require_dense
 from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.regularizers import BatchProduct
 from lambdahat.problem import Problem
@@ -45,7 +46,14 @@ class TrainingSubject:
         self._evaluate = problem._evaluate
         source = problem.source
         self.model: nn.Module | None = source if isinstance(source, nn.Module) else None
-        self.tensors = named_tensors(source) if isinstance(source, nn.Module) else source
+        self._given = {} if isinstance(source, nn.Module) else source
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name, as they are now: a model may put others in place of its
+        buffers.
+        """
+        return self._given if self.model is None else named_tensors(self.model)
 
     def forward(
         self, batch: Batch, model: nn.Module | None = None
@@ -222,6 +230,7 @@ class _Form:
             share = batch.size / total
             part = loss if share == 1 else loss * share
             gradients = torch.autograd.grad(part, self._parameters, allow_unused=True)
+            require_dense(gradients)
             sums = [loss.detach().double() * batch.size, met.double(), counted.double()]
             self.sums[:3] += torch.stack(sums)
             self._add(gradients)
@@ -259,6 +268,7 @@ def _host_state(model: nn.Module) -> list[Any]:
     length.
     """
     state: list[Any] = [random.getstate(), torch.get_rng_state().tolist()]
+    state += map(torch.Tensor.data_ptr, named_tensors(model).values())
     state.append(str(np.random.get_state()))  # noqa: NPY002 (it is the user's, and only looked at)
     for layer in model.modules():
         state += [(name, _fingerprint(value)) for name, value in vars(layer).items()]
@@ -370,6 +380,7 @@ class Stepper:
             grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             expected = "depend on the optimiser's parameters"
             require(bool(grads), "the loss", expected, "one whose gradients are all None")
+            require_dense(grads)
             sums, norm = (sums, joint_norm(grads)) if replayed is None else replayed
             product = BatchProduct(self.parameters, graphs) if self._double else None
             for rule in self.regularizers:
@@ -423,7 +434,8 @@ class Stepper:
             raise Diverged(f"the loss is {loss} at step {step}, where curvature is due")
         # the problem as a function of the optimiser's parameters alone
         problem, held = self.subject.problem, {id(parameter) for parameter in self.parameters}
-        names = [name for name in problem.space.names if id(self.subject.tensors[name]) in held]
+        tensors = self.subject.tensors
+        names = [name for name in problem.space.names if id(tensors[name]) in held]
         whole = len(names) == len(problem.space.names)
         inner.observe((problem if whole else problem.restrict(names)).on([data]))
 
@@ -442,7 +454,9 @@ class Stepper:
 
 
 def require_own_parameters(subject: TrainingSubject, optimizer: Any) -> list[Tensor]:
-    """The optimiser's parameters; raise unless they are those of the problem's own model."""
+    """The optimiser's parameters in the model's order, which ``layers_of`` has too; raise unless
+    they are those of the problem's own model.
+    """
     problem = subject.problem
     came = "one made by at(), which is at other parameters"
     require(problem._theta is None, "problem", "follow its model", came, "load them into the model")
@@ -457,7 +471,7 @@ def require_own_parameters(subject: TrainingSubject, optimizer: Any) -> list[Ten
     expected = "have its model's own dtype"
     cure = "cast the model itself, or pass precision="
     require(problem._cast is None, "problem", expected, f"dtype={problem._cast}", cure)
-    own = {id(tensor) for tensor in subject.tensors.values()}
+    own = {id(tensor): tensor for tensor in subject.tensors.values()}
     others = [tuple(parameter.shape) for parameter in held if id(parameter) not in own]
     if others:
         raise ValueError(
@@ -470,7 +484,8 @@ def require_own_parameters(subject: TrainingSubject, optimizer: Any) -> list[Ten
             "optimizer must hold parameters that require gradients, got some that do not; call"
             " requires_grad_() on them"
         )
-    return held
+    known = {id(parameter) for parameter in held}
+    return [tensor for key, tensor in own.items() if key in known]
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
