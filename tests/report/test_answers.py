@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -27,7 +28,7 @@ from lambdahat.report.figures import draw, plot
 from lambdahat.report.page import cut, forest, page, page_of_stores, write_page
 from lambdahat.report.plotly_charts import figure_of
 from lambdahat.report.sections import headline_claim, section_of_store
-from lambdahat.results import Estimate, LearningCoefficient, Status
+from lambdahat.results import Estimate, Landscape, LearningCoefficient, Status
 from lambdahat.results.charts import Chart, Series, charts_of, headline_of, share_axes
 from lambdahat.results.measurement import Comparison, Measurement
 from tests.experiments.toys import Config, toy
@@ -178,6 +179,14 @@ def test_results_have_a_headline_with_a_number():
             found == pytest.approx(number, rel=1e-3)
             for found in numbers_in(headline_of(made(name), name))
         ), headline_of(made(name), name)
+
+
+def test_a_line_between_two_checkpoints_tells_both_ends_and_the_barrier():
+    offsets, loss = np.linspace(0.0, 1.0, 5), np.array([0.019, 0.03, 0.044, 0.03, 0.017])
+    told = headline_of(Landscape(offsets, loss), "line")
+    assert told == "The loss goes from 0.019 at offset 0 to 0.017 at offset 1, and is 0.044 at most"
+    told = headline_of(Landscape(np.array([-0.1, 0.0, 0.1, 0.2]), loss[:4]), "line")
+    assert told == "The loss goes from 0.03 at the centre to 0.044 within a distance of 0.2"
 
 
 def test_a_comparison_says_which_is_larger_only_where_it_is_known():

@@ -196,7 +196,7 @@ def test_kernels_that_reject_show_their_acceptance_and_all_their_diagnostics():
 
 def test_the_sensitivity_to_the_localization_stands_over_the_distances():
     told = caption(panels(a_coefficient())["Distance from the centre"])
-    assert told == "Doubling γ changes λ̂ by about −0.021."
+    assert told == "Doubling γ changes λ̂ by about −0.0208 ± 0.0069."
     nothing = Estimate(math.nan, math.nan)
     for unknown in (some_chains(), a_coefficient(sensitivity=Sensitivity(nothing, nothing))):
         assert caption(panels(unknown)["Distance from the centre"]) == ""

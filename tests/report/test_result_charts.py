@@ -286,6 +286,8 @@ def test_numbers_are_cards_and_groups_are_opened():
     assert (card.label, card.value) == ("trace", "2.00 ± 0.5")
     assert card.detail == "95 %: 1.02 to 2.98"
     assert card.remedy.startswith("BUDGET_SPENT: ")
+    (fine,) = section_of_result("trace", Estimate(5.2634894, 1.1e-6)).cards
+    assert fine.detail == "95 %: 5.26348724 to 5.26349156"
     cards = section_of_result("layers", {"a": Estimate(1.0), "b": Estimate(2.0)}).cards
     assert [card.label for card in cards] == ["a", "b"]
 

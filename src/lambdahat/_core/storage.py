@@ -180,7 +180,10 @@ class Status(Enum):
     NOT_A_MINIMUM = (
         "The sampled loss fell below the loss at the centre: train further, or raise localization."
     )
-    NOT_MIXED = "The chains disagree or still drift: raise draws and burn_in, or localization."
+    NOT_MIXED = (
+        "The chains disagree or still drift: raise max_gradients (or draws, burn_in), or"
+        " localization."
+    )
     DIVERGED = "Chains ran away to infinite loss: lower step_size, or raise localization."
     BOUNDED = "Chains ran into the bound and were pulled back: raise localization, or bound."
     STEP_BIAS = "The steps are so large that they add much of the value: lower step_size."

@@ -56,7 +56,7 @@ def run_landscape(
             }
         else:
             end = load_problem(factory, choices, lines.towards, "--towards")
-            label = f"towards {lines.towards.name}"
+            label = f"the line to {lines.towards.name}"
             landscapes = {"towards": draw(towards(problem, end), (0.0, 1.0), labels=[label])}
     table = []
     if not (output.as_json or output.quiet):  # on all ranks, for it may ask for losses

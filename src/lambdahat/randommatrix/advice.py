@@ -49,7 +49,7 @@ ALONE = "batch statistics couple samples, so nothing is predicted from all data 
 LENGTH = (
     "the loss does not depend on how long weights before batch-norm are: a rate above the limit"
     " lengthens them, and the curvature falls, so training may bear far higher rates; pass steps"
-    " to see"
+    " (--steps) to see"
 )
 UNMOVED = (
     "with momentum it takes the part of λ₁ that is noise to move a rate to another batch size, and"
@@ -201,7 +201,8 @@ class Advice(Result):
         if least:
             size = least[0].batch_size
             action = f"use {least[0].name} ≈ {float(least[0].value):.2g} (error unknown)"
-        return f"{action} at batch {size:,}, {point}: pass steps to find the rate by training"
+        cure = "pass steps (--steps) to find the rate by training"
+        return f"{action} at batch {size:,}, {point}: {cure}"
 
     def table(self) -> list[dict[str, Any]]:
         """One row per recommendation: name, batch_size, value, stderr, low, high (95 %), reason."""
@@ -485,7 +486,8 @@ def _training_cautions(
     """Where training and the rule disagree, or where only training can tell."""
     if request.optimizer in ADAPTIVE:
         unknown = (
-            "no eigenvalue limits an adaptive method's rate: pass steps to find it by training"
+            "no eigenvalue limits an adaptive method's rate: pass steps (--steps) to find it by"
+            " training"
         )
         return [] if trained else [unknown]
     cautions = []

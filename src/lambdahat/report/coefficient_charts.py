@@ -13,6 +13,7 @@ from lambdahat.results import (
     NORMAL_QUANTILE,
     Array,
     Chains,
+    Estimate,
     LearningCoefficient,
     Status,
     student_quantile,
@@ -70,9 +71,11 @@ def _chain_charts(result: Chains | LearningCoefficient, chains: Chains) -> list[
         caption = f"{mixing}. Thick lines: rolling means."
     traces = _trace_chart(chains, chains.energies, "Traces", "nβ(L − L*)", caption)
     sensitivity = result.sensitivity if isinstance(result, LearningCoefficient) else None
-    slope = float(sensitivity.localization) if sensitivity is not None else math.nan
-    known = math.isfinite(slope)
-    caption = f"Doubling γ changes λ̂ by about {math.log(2) * slope:.2g}." if known else ""
+    caption = ""
+    if sensitivity is not None and math.isfinite(float(sensitivity.localization)):
+        slope = sensitivity.localization
+        change = Estimate(math.log(2) * float(slope), math.log(2) * float(slope.stderr))
+        caption = f"Doubling γ changes λ̂ by about {value_text(change)}."
     labels = ("Distance from the centre", "distance ‖w − w*‖")
     distances = _trace_chart(chains, chains.distances, *labels, caption)
     charts = [_running(result, chains), traces, distances]

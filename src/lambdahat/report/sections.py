@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 import sys
 from collections import Counter
@@ -307,7 +308,11 @@ def _cards(name: str, result: Any) -> Iterator[Card]:
     low, high = result.interval()
     exact = float(result.stderr) == 0
     known = not exact and all(abs(float(end)) < float("inf") for end in (low, high))
-    detail = f"95 %: {float(low):.5g} to {float(high):.5g}" if known else ""
+    digits = 5
+    if known and high > low:  # enough for the ends to differ
+        size, width = max(abs(float(low)), abs(float(high))), float(high - low)
+        digits = max(digits, min(math.floor(math.log10(size / width)) + 3, 10))
+    detail = f"95 %: {float(low):.{digits}g} to {float(high):.{digits}g}" if known else ""
     detail = "; ".join(part for part in (detail, settings_text(result)) if part)
     remedy = "" if result.status.ok else f"{result.status.name}: {result.status.value}"
     yield Card(label_text(name), value_text(result), detail, remedy)

@@ -236,10 +236,15 @@ def _(spectrum: results.Spectrum, name: str) -> str:
 
 @headline_of.register
 def _(landscape: results.Landscape, name: str) -> str:
-    centre = np.unravel_index(landscape.loss.size // 2, landscape.loss.shape)
-    finite = landscape.loss[np.isfinite(landscape.loss)]
-    reach = float(np.abs(landscape.offsets).max())
-    ends = f"from {float(landscape.loss[centre]):.4g} at the centre to {float(finite.max()):.4g}"
+    loss, offsets = landscape.loss, landscape.offsets
+    highest, reach = f"{float(loss[np.isfinite(loss)].max()):.4g}", float(np.abs(offsets).max())
+    if loss.ndim == 1 and offsets.min() * offsets.max() >= 0:  # as from one checkpoint to another
+        ends = " to ".join(
+            f"{float(loss[i]):.4g} at offset {float(offsets[i]):.3g}" for i in (0, -1)
+        )
+        return f"The loss goes from {ends}, and is {highest} at most"
+    centre = (int(np.abs(offsets).argmin()),) * loss.ndim
+    ends = f"from {float(loss[centre]):.4g} at the centre to {highest}"
     return f"The loss goes {ends} within a distance of {reach:.3g}"
 
 
