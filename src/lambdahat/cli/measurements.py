@@ -152,13 +152,6 @@ def headline(measurement: Measurement) -> str:
     )
 
 
-def coefficient_line(name: str, coefficient: LearningCoefficient) -> str:
-    """The learning coefficient with its error, what it depends on, and its status."""
-    label = "λ̂" if name == "llc" else f"λ̂ ({name})"
-    at = printing.settings_text(number_rows({name: coefficient})[0])
-    return f"{label} = {value_text(coefficient)} at {at} [{coefficient.status.name}]"
-
-
 def show(measurement: Measurement, output: Output) -> None:
     """The table, or the JSON document, on standard output; remedies on standard error."""
     if output.as_json:
@@ -167,7 +160,9 @@ def show(measurement: Measurement, output: Output) -> None:
     elif not output.quiet:
         for name, result in printing.leaves(measurement.results):
             if isinstance(result, LearningCoefficient):
-                print(coefficient_line(name, result))
+                label = "λ̂" if name == "llc" else f"λ̂ ({name})"
+                at = printing.settings_text(number_rows({name: result})[0])
+                print(f"{label} = {value_text(result)} at {at} [{result.status.name}]")
         printing.print_table(*printing.table_of(measurement), headline(measurement))
         print(printing.NOTE)
         output.print_folder()

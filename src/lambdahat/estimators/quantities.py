@@ -62,11 +62,6 @@ class MeasureSettings:
             expected, got = "be a number, a text, or a dict of names to numbers", describe(value)
             require(plain, f"sampling[{name!r}]", expected, got, "call lh.llc for more", TypeError)
 
-    @property
-    def at_own_temperature(self) -> dict[str, Any]:
-        """``sampling`` for quantities that are defined at a temperature of their own."""
-        return {name: value for name, value in self.sampling.items() if name != "nbeta"}
-
 
 @dataclass(frozen=True)
 class Work:

@@ -566,31 +566,27 @@ class Normalised(LinearOperator):
             self._multiply(draw.to(self.device, self.dtype))
 
     def _apply(self, block: Tensor) -> Tensor:
-        if self._first is None and self._exponent is None:
-            return self._measure(block)
-        e, most = self.exponent, INPUT.get(self.dtype, INPUT_SINGLE)
+        most = INPUT.get(self.dtype, INPUT_SINGLE)
+        if self._first is None and self._exponent is None:  # this product fixes it
+            image, shift = self.inner._multiply(block), 0
+            found, info = _binary_size(image, block), torch.finfo(image.dtype)
+            if (found is None and self.repeated) or not block.abs().max() > 0:
+                return image
+            if found is None or float(image.abs().max()) < info.tiny / info.eps:
+                self.repeated += block.shape[1]
+                shift = -most if not bool(torch.isfinite(image).all()) else most
+                retried = self.inner._multiply(_times_power(block, shift))
+                again = _binary_size(retried, block)
+                if again is None:
+                    return image
+                image, found = retried, again - shift
+            self._fix(found)
+            return _times_power(image, -self.exponent - shift)
+        e = self.exponent
         if e == 0:
             return self.inner._multiply(block)
         before = max(-most, min(most, -e))
         return _times_power(self.inner._multiply(_times_power(block, before)), -e - before)
-
-    def _measure(self, block: Tensor) -> Tensor:
-        """The first product, by which the exponent is fixed."""
-        image, most = self.inner._multiply(block), INPUT.get(self.dtype, INPUT_SINGLE)
-        found, info = _binary_size(image, block), torch.finfo(image.dtype)
-        shift = 0
-        if (found is None and self.repeated) or not block.abs().max() > 0:
-            return image
-        if found is None or float(image.abs().max()) < info.tiny / info.eps:
-            self.repeated += block.shape[1]
-            shift = -most if not bool(torch.isfinite(image).all()) else most
-            retried = self.inner._multiply(_times_power(block, shift))
-            again = _binary_size(retried, block)
-            if again is None:
-                return image
-            image, found = retried, again - shift
-        self._fix(found)
-        return _times_power(image, -self.exponent - shift)
 
     def _fix(self, exponent: int) -> None:
         ordinary = abs(exponent) <= ORDINARY.get(self.dtype, ORDINARY_SINGLE)

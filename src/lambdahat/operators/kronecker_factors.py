@@ -47,11 +47,6 @@ class FactoredLayer:
     names: tuple[str, ...]
     indices: Tensor
 
-    @property
-    def least_dimensions(self) -> int:
-        """Dimensions of an input that has a batch."""
-        return 2 if isinstance(self.module, nn.Linear) else 2 + len(self.module.kernel_size)
-
     def outputs(self, y: Tensor) -> Tensor:
         """The layer's output, or a gradient of that shape, as (b, R, g, m)."""
         if isinstance(self.module, nn.Linear):
@@ -103,7 +98,7 @@ def traced_calls(layers: Sequence[FactoredLayer]) -> Iterator[list[FactoredCall]
 
     def hook(layer: FactoredLayer, _: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         x = args[0] if args else kwargs["input"]
-        if x.ndim < layer.least_dimensions:
+        if x.ndim < 2 + len(getattr(layer.module, "kernel_size", ())):
             return output  # without a batch there are no rows: the layer then fails the probe
         calls.append(FactoredCall(layer, x.detach(), output))
         return output.clone()  # an activation in place must not touch what was traced

@@ -60,7 +60,20 @@ class Padam(Optimizer):
         super().__init__(params, group_settings(locals(), *names, capturable=capturable))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        _check({**self.defaults, **param_group})
+        group = {**self.defaults, **param_group}
+        lr, betas = group["lr"], group["betas"]
+        if isinstance(lr, Tensor):
+            expected = "be a number, or one tensor with capturable=True"
+            check.require(group["capturable"] and lr.numel() == 1, "lr", expected, lr)
+        else:
+            check.require_number(lr, "lr", "[0, inf)")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {check.describe(betas)}")
+        check.require_number(group["eps"], "eps", "[0, inf)")
+        check.require_number(group["weight_decay"], "weight_decay", "[0, inf)")
+        power = check.require_positive(group["p"], "p", "SGD with momentum is the limit p → 0")
+        check.require(power <= 0.5, "p", "lie in (0, ½]", repr(power), "Adam is p = ½")
+        check.require_choice(group["form"], "form", FORMS)
         super().add_param_group(param_group)
         require_real(self.param_groups[-1]["params"])
 
@@ -160,25 +173,6 @@ def _denominators(v: list[Tensor], second: list[Any], group: dict[str, Any]) -> 
     if exponent != 1:
         torch._foreach_pow_(below, exponent)
     return list(below)
-
-
-def _check(group: dict[str, Any]) -> None:
-    lr, capturable = group["lr"], group["capturable"]
-    if isinstance(lr, Tensor):
-        if not capturable or lr.numel() != 1:
-            raise ValueError(
-                f"lr must be a number, or one tensor with capturable=True, got {check.describe(lr)}"
-            )
-    else:
-        check.require_number(lr, "lr", "[0, inf)")
-    betas = group["betas"]
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {check.describe(betas)}")
-    check.require_number(group["eps"], "eps", "[0, inf)")
-    check.require_number(group["weight_decay"], "weight_decay", "[0, inf)")
-    power = check.require_positive(group["p"], "p", "SGD with momentum is the limit p → 0")
-    check.require(power <= 0.5, "p", "lie in (0, ½]", repr(power), "Adam is p = ½")
-    check.require_choice(group["form"], "form", FORMS)
 
 
 @register_optimizer("gadam")

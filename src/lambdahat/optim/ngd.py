@@ -329,11 +329,8 @@ class _Batch:
         found = natural_gradients(fishers, gradients, rule, now)
         self.power.copy_(found.powers)
         tensors = [tensor for stack in found.tensors for tensor in stack.unbind()]
-        self._move(tensors, found.factors, settings["momentum"])
-
-    def _move(self, tensors: list[Tensor], factors: Tensor, momentum: float) -> None:
-        """θ ← θ − lr·m, with m ← momentum·m + factor·direction."""
-        dtype = self.stacks[0].dtype
+        # θ ← θ − lr·m, with m ← momentum·m + factor·direction
+        factors, momentum, dtype = found.factors, settings["momentum"], self.stacks[0].dtype
         if not momentum:
             steps = list((factors * self._lr).to(dtype).unbind())
             torch._foreach_addcmul_(self.parameters, tensors, steps, value=-1)

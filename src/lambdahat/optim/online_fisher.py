@@ -259,17 +259,6 @@ class OnlineFisher:
         """tr D, (S,)."""
         return (self.weights if self.diagonal else self.weights.diagonal(dim1=-2, dim2=-1)).sum(-1)
 
-    def renew(self, image: Tensor, turn: Tensor, share: Tensor) -> None:
-        """Write R' = T·RY and E'R' over the old; T and E' may be padded to a larger order."""
-        if self.diagonal:
-            self.basis.copy_(multiply_stacks(turn, image))
-            torch.mul(self.basis, share.unsqueeze(-1), out=self.shared)
-            return
-        rank = image.shape[1]
-        basis = torch.bmm(turn[:, :rank, :rank], image)
-        self.basis.copy_(basis)
-        self.shared.copy_(torch.bmm(share[:, :rank, :rank], basis))
-
     def dense(self) -> Tensor:
         """F, (S, d, d) in float64."""
         basis = self.basis.double()
@@ -358,13 +347,20 @@ def _update(pool: list[Seen], smoothing: Smoothing) -> None:
     images = _images(pool, stacks, (1.0 - eta) / rate, rest)
     new = by_eigenvectors(images, task) if fishers[0].diagonal else by_products(images, task)
     turns, shares = (part.to(images[0].dtype).split(stacks) for part in (new.turn, new.share))
-    for fisher, image, turn, share in zip(fishers, images, turns, shares, strict=True):
-        fisher.renew(image, turn, share)
-    weights = new.weights.split(stacks)
-    if not fishers[0].diagonal:
-        ranks = [image.shape[1] for image in images]
-        weights = tuple(w[:, :rank, :rank] for w, rank in zip(weights, ranks, strict=True))
-    torch._foreach_copy_([fisher.weights for fisher in fishers], list(weights))
+    weights = list(new.weights.split(stacks))
+    for i, (fisher, image, turn, share) in enumerate(
+        zip(fishers, images, turns, shares, strict=True)
+    ):
+        if fisher.diagonal:
+            fisher.basis.copy_(multiply_stacks(turn, image))
+            torch.mul(fisher.basis, share.unsqueeze(-1), out=fisher.shared)
+            continue
+        rank = image.shape[1]  # what was solved may be padded to a larger order
+        basis = torch.bmm(turn[:, :rank, :rank], image)
+        fisher.basis.copy_(basis)
+        fisher.shared.copy_(torch.bmm(share[:, :rank, :rank], basis))
+        weights[i] = weights[i][:, :rank, :rank]
+    torch._foreach_copy_([fisher.weights for fisher in fishers], weights)
     torch._foreach_copy_([fisher.rest for fisher in fishers], list(new.rest.split(stacks)))
 
 

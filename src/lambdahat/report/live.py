@@ -175,12 +175,9 @@ class LiveSource(ABC):
             self._faults[part] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
     def summary(self) -> dict[str, Any]:
-        """Name, state, and the time that is left."""
-        summary = {"name": self.name, "kind": self.kind, "version": self.version}
-        return {**summary, "fault": " ".join(self._faults.values()).strip(), **self._standing()}
-
-    def _standing(self) -> dict[str, Any]:
-        """How far it is: its state, the task under way, units done and in all, seconds left."""
+        """Name, faults, and how far it is: its state, the tasks under way, units done and in all,
+        seconds left.
+        """
         progress, tasks, updated = self._progress, [], float(self._progress.get("updated", 0.0))
         age = time.time() - max(updated, self.updated)
         for name, (start, first, done, total, note) in progress.get("tasks", {}).items():
@@ -197,7 +194,15 @@ class LiveSource(ABC):
             state = {"": running, "KeyboardInterrupt": "interrupted"}.get(ended, ended)
             if state not in ("running", "stopped", "finished", "interrupted"):
                 state = f"failed: {state}"
-        return {"state": state, "tasks": tasks if state in ("running", "") else [], "age": age}
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "version": self.version,
+            "fault": " ".join(self._faults.values()).strip(),
+            "state": state,
+            "tasks": tasks if state in ("running", "") else [],
+            "age": age,
+        }
 
 
 def _is_alive(pid: Any) -> bool:

@@ -547,7 +547,9 @@ STEEPEST = 5.0
 def _with_chains(function: Callable[..., Result]) -> Compute:
     """Measures what has temperatures of its own, by the settings of chains."""
     return lambda problem, _, settings: function(
-        problem, seed=settings.seed, **settings.at_own_temperature
+        problem,
+        seed=settings.seed,
+        **{name: value for name, value in settings.sampling.items() if name != "nbeta"},
     )
 
 
