@@ -215,6 +215,37 @@ def test_attention_to_keys_in_multiples_of_eight(layer, monkeypatch):
     torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-12)
 
 
+def test_layer_norms_with_a_bias_alone():
+    """PyTorch's own second derivative of them fails, or is wrong where the input is constant."""
+    x, y = torch.randn(5, WIDTH).double(), torch.randn(5, WIDTH).double()
+    weights = {"a": torch.eye(WIDTH).double(), "b": torch.randn(WIDTH).double()}
+
+    def together(p: Any, z: Tensor) -> Tensor:
+        return F.layer_norm(F.layer_norm(z, (WIDTH,), bias=p["b"]) @ p["a"], (WIDTH,), None, p["b"])
+
+    def apart_from_it(p: Any, z: Tensor) -> Tensor:
+        return F.layer_norm((F.layer_norm(z, (WIDTH,)) + p["b"]) @ p["a"], (WIDTH,)) + p["b"]
+
+    made = (
+        lh.Problem.from_function(function, weights, [(x, y)], loss="mse")
+        for function in (together, apart_from_it)
+    )
+    found, truth = map(lh.hessian, made)
+    torch.testing.assert_close(found.dense(), truth.dense(), rtol=1e-10, atol=1e-12)
+    assert found.mode == "reverse"
+
+
+def test_logits_with_the_classes_first_in_another_order():
+    """As those of convolutions with their channels last."""
+    x, y = torch.randn(5, 3, 4, 4).double(), torch.randint(3, (5, 4, 4))
+    layers = nn.Conv2d(3, 4, 1), nn.Tanh(), nn.Conv2d(4, 3, 1)
+    problem = lh.Problem(nn.Sequential(*layers).double(), nn.CrossEntropyLoss(), [(x, y)])
+    other = problem.on([(x.contiguous(memory_format=torch.channels_last), y)])
+    operator, truth = lh.hessian(other), lh.hessian(problem)
+    torch.testing.assert_close(operator.dense(), truth.dense(), rtol=1e-10, atol=1e-12)
+    assert operator.mode == "reverse"
+
+
 @pytest.mark.parametrize(
     "loss", [{"weight": torch.tensor([0.5, 1.0, 2.0]).double()}, {"label_smoothing": 0.1}]
 )

@@ -179,6 +179,8 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor | None:
+    if weight is None and bias is not None:  # together PyTorch differentiates them once
+        return F.layer_norm(input, normalized_shape, None, None, eps) + bias
     given = input, weight, bias
     if any(part is None or part.dtype != input.dtype for part in given) or input.ndim < 2:
         return None
@@ -526,6 +528,7 @@ class _LogSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
         y = x.log_softmax(-1) if dim == -1 else x - x.logsumexp(dim, keepdim=True)
+        y = y.contiguous()  # as the kernels of losses want it
         ctx.save_for_backward(y)
         ctx.dim = dim
         return y
