@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdahat.data import synthetic_regression, teacher_student, xor, xord
+from lambdahat.data import digits_split, synthetic_regression, teacher_student, xor, xord
 
 
 def test_xor_is_the_product_of_signs():
@@ -62,10 +62,23 @@ def test_without_noise_and_wave_a_linear_model_fits_exactly():
     torch.testing.assert_close(x_test.double() @ solution, y_test.double(), atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("share", [1e-5, 1 - 1e-5])
+def test_no_part_is_empty(share):
+    assert sorted(len(x) for x, _ in digits_split(held_out=share)) == [1, 1796]
+    assert [len(x) for x, _ in synthetic_regression(2, 3, held_out=share)] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c", "noise"])
+def test_factors_are_numbers(name):
+    with pytest.raises(ValueError, match=f"{name} must be a finite number, got nan"):
+        synthetic_regression(20, 3, **{name: float("nan")})
+
+
 def test_the_teacher_is_asked_and_left_as_it_was():
     teacher = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).double()
+    teacher[1].eval()
     split = teacher_student(teacher, inputs=3, train=500, test=100, noise=0.1, seed=1)
-    assert teacher.training
+    assert [layer.training for layer in teacher.modules()] == [True, True, False, True]
     x, y = split.train
     with torch.no_grad():
         residual = y - teacher.eval()(x.double())

@@ -41,10 +41,10 @@ def digits() -> tuple[Tensor, Tensor]:
 )
 def digits_split(seed: int = 0, held_out: float = 0.2) -> Split:
     """``digits()`` split at random by ``seed``; ``held_out`` is the fraction of the test part."""
-    require_number(held_out, "held_out", "(0, 1)")
     x, y = digits()
     order = torch.randperm(len(x), generator=generator(seed, "digits_split"))
-    rest, train = order.split([round(held_out * len(x)), len(x) - round(held_out * len(x))])
+    test = _held_out(held_out, len(x))
+    rest, train = order[:test], order[test:]
     return Split((x[train], y[train]), (x[rest], y[rest]), 10)
 
 
@@ -130,13 +130,15 @@ def synthetic_regression(
     """
     require_count(samples, "samples", least=2)
     require_count(inputs, "inputs")
-    require_number(held_out, "held_out", "(0, 1)")
+    for name, value in (("a", a), ("b", b), ("c", c), ("noise", noise)):
+        require_number(value, name)
+    test = _held_out(held_out, samples)
     rng = generator(seed, "synthetic_regression")
     x = b * torch.rand(samples, inputs, generator=rng, dtype=torch.float64)
     wave, slope = (c * torch.rand(inputs, 1, generator=rng, dtype=torch.float64) for _ in range(2))
     error = noise * torch.randn(samples, 1, generator=rng, dtype=torch.float64)
     y = a * (x @ wave).sin() + a * (x @ slope) + error
-    return _split_last(x.float(), y.float(), max(1, round(held_out * samples)))
+    return _split_last(x.float(), y.float(), test)
 
 
 def teacher_student(
@@ -160,11 +162,18 @@ def teacher_student(
     rng = generator(seed, "teacher_student")
     x = torch.randn(train + test, inputs, generator=rng)
     like = next(teacher.parameters(), x)
-    was_training = teacher.training
+    modes = [(layer, layer.training) for layer in teacher.modules()]
     with torch.no_grad():
         y = teacher.eval()(x.to(like)).cpu()
-    teacher.train(was_training)
+    for layer, was_training in modes:
+        layer.training = was_training
     return _split_last(x, y + noise * torch.randn(y.shape, generator=rng).to(y), test)
+
+
+def _held_out(share: float, samples: int) -> int:
+    """The samples of a test part of this share; at least one sample is in each part."""
+    require_number(share, "held_out", "(0, 1)")
+    return min(max(1, round(share * samples)), samples - 1)
 
 
 def _split_last(x: Tensor, y: Tensor, test: int) -> Split:

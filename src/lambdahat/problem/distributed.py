@@ -326,6 +326,22 @@ def whole(tensor: Tensor) -> Tensor:
         return gathered.detach()
 
 
+class Buffers:
+    """Those of the named tensors that are buffers of a model, as they are now: a pass may put other
+    tensors in their place.
+    """
+
+    def __init__(self, model: nn.Module | None, tensors: Mapping[str, Tensor]) -> None:
+        names = {id(tensor): name for name, tensor in tensors.items()}
+        layers = () if model is None else model.modules()
+        every = ((layer._buffers, key) for layer in layers for key in layer._buffers)
+        self._places = [(names[id(b[key])], b, key) for b, key in every if id(b[key]) in names]
+
+    def __call__(self) -> dict[str, Tensor]:
+        now = ((name, buffers.get(key)) for name, buffers, key in self._places)
+        return {name: buffer for name, buffer in now if buffer is not None}
+
+
 class Gathered:
     """Tensors by name, on one device and real ones in ``dtype``, of which some may be sharded.
 
@@ -341,10 +357,7 @@ class Gathered:
         source: nn.Module | None = None,
     ) -> None:
         self._tensors, self._place = tensors, (device, dtype)
-        names = {id(tensor): name for name, tensor in tensors.items()}
-        layers = [] if source is None else source.modules()
-        every = ((layer._buffers, key) for layer in layers for key in layer._buffers)
-        self._buffers = [(names[id(b[key])], b, key) for b, key in every if id(b[key]) in names]
+        self._buffers = Buffers(source, tensors)
         self.sharded = [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]
         self.refresh()
 
@@ -354,9 +367,8 @@ class Gathered:
 
     def __call__(self) -> dict[str, Tensor]:
         """All tensors by name; sharded ones as of the last ``refresh``."""
-        pairs = ((name, buffers.get(key)) for name, buffers, key in self._buffers)
-        now = {name: buffer for name, buffer in pairs if buffer is not None}
-        return place_tensors({**self._tensors, **now, **self._kept}, *self._place)
+        tensors = {**self._tensors, **self._buffers(), **self._kept}
+        return place_tensors(tensors, *self._place)
 
 
 def place_tensors(

@@ -21,6 +21,7 @@ from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.regularizers import BatchProduct
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
+from lambdahat.problem.distributed import Buffers
 from lambdahat.problem.evaluators import FunctionEvaluator, OutputEvaluator
 from lambdahat.problem.losses import IGNORE, Custom, Loss
 from lambdahat.problem.network import named_tensors, true_second_derivatives
@@ -46,14 +47,13 @@ class TrainingSubject:
         self._evaluate = problem._evaluate
         source = problem.source
         self.model: nn.Module | None = source if isinstance(source, nn.Module) else None
-        self._given = {} if isinstance(source, nn.Module) else source
+        self._first = named_tensors(source) if isinstance(source, nn.Module) else source
+        self._buffers = Buffers(self.model, self._first)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name, as they are now: a model may put others in place of its
-        buffers.
-        """
-        return self._given if self.model is None else named_tensors(self.model)
+        """Parameters and buffers by name, as they are now."""
+        return {**self._first, **self._buffers()}
 
     def forward(
         self, batch: Batch, model: nn.Module | None = None
