@@ -15,6 +15,8 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)}
 _UNITS |= {f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}
 
+MANY = 30  # choices, beyond which an error that has something better to say does not list them
+
 
 def describe(value: object) -> str:
     """A short text of any value for an error message: shapes rather than contents."""
@@ -179,7 +181,8 @@ def did_you_mean(value: Any, choices: Collection[str]) -> str:
     folded = {choice.casefold(): choice for choice in choices}
     near = difflib.get_close_matches(value.casefold(), folded, 1)
     near = near or [choice for choice in folded if value and choice.startswith(value.casefold())]
-    return f"did you mean {' or '.join(repr(folded[each]) for each in near)}?" if near else ""
+    *first, last = [repr(folded[choice]) for choice in near] or [""]
+    return f"did you mean {', '.join(first)}{' or ' if first else ''}{last}?" if last else ""
 
 
 def require_choice(value: Any, name: str, choices: Collection[str], cure: str = "") -> str:
@@ -188,11 +191,17 @@ def require_choice(value: Any, name: str, choices: Collection[str], cure: str = 
     >>> require_choice("mnst", "data set", ("digits", "mnist"))
     Traceback (most recent call last):
     ValueError: data set must be one of 'digits', 'mnist', got 'mnst'; did you mean 'mnist'?
+    >>> require_choice("fitt", "case", [*map(str, range(40)), "fit"], "--list lists them")
+    Traceback (most recent call last):
+    ValueError: case must be one of 41 names, got 'fitt'; did you mean 'fit'?; --list lists them
     """
     if isinstance(value, str) and value in choices:
         return str(value)
     known = ", ".join(repr(choice) for choice in choices)
-    cure = "; ".join(part for part in (did_you_mean(value, choices), cure) if part)
+    near = did_you_mean(value, choices)
+    if len(choices) > MANY and (near or cure):
+        known = f"{len(choices)} names"
+    cure = "; ".join(part for part in (near, cure) if part)
     raise ValueError(message(name, f"be one of {known}", describe(value), cure))
 
 

@@ -88,7 +88,9 @@ PAPER_SCALE = frozenset(PLACES) - {*CPU_SCALE}
 
 def find(name: str) -> Experiment:
     """The experiment with this name."""
-    module, constant = PLACES[require_choice(name, "experiment", PLACES)]
+    module, constant = PLACES[
+        require_choice(name, "experiment", PLACES, "`lambdahat reproduce --list` lists them")
+    ]
     experiment: Experiment = getattr(import_module(f"lambdahat.experiments.{module}"), constant)
     return experiment
 
