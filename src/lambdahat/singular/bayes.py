@@ -331,10 +331,7 @@ def temperature_regression(
     runs, rises, errors, degrees, cost, status = _runs(problem, count * inverse, seed, settings)
     values, errors = rises / inverse, errors / inverse
     slope, intercept, misfit = _line(1 / inverse, values, errors, degrees)
-    freedom = len(inverse) - 2
-    # whether χ² = misfit·freedom is improbably large for points on a line
-    bent = freedom > 0 and bool((errors > 0).all())
-    bent = bent and float(scipy.special.chdtrc(freedom, misfit * freedom)) < IMPROBABLE
+    bent = bool((errors > 0).all()) and _is_misfit(misfit, len(inverse) - 2)
     status = Status.MISFIT if bent and status.ok else status
     base = count * runs[0].chains.initial_loss
     return TemperatureRegression(
@@ -363,6 +360,11 @@ def _runs(
     values, errors, degrees = np.array(rows).T
     status = Status.joint(each.status for each in estimates)
     return runs, values, errors, degrees, sum(each.cost for each in estimates), status
+
+
+def _is_misfit(misfit: float, freedom: int) -> bool:
+    """Whether χ² = misfit·freedom is improbably large for points on a line."""
+    return freedom > 0 and float(scipy.special.chdtrc(freedom, misfit * freedom)) < IMPROBABLE
 
 
 def _line(x: Array, y: Array, errors: Array, degrees: Array) -> tuple[Estimate, Estimate, float]:

@@ -151,11 +151,7 @@ def _table_claims(rows: Rows) -> Iterator[kit.Claim]:
         yield CLAIMS("split", kit.over_seeds(ours, "off"), **values)
     for method in (EGS, LANCZOS):
         growth = _slopes(rows.where(method=method), lambda row: math.log10(row["clusters"]))
-        x, y = (
-            [math.log10(value) for value in side]
-            for side in zip(*PRINTED[method].items(), strict=True)
-        )
-        yield CLAIMS(method, kit.mean_of(growth), slope=kit.slope(x, y).value)
+        yield CLAIMS(method, kit.mean_of(growth), slope=_printed_slope(method))
 
 
 def _at_first_minimum(claim: kit.Claim, reading: kit.Reading) -> kit.Claim:
@@ -172,6 +168,13 @@ def _slopes(rows: Rows, x: Callable[[Row], float]) -> list[float]:
         errors = [math.log10(row["error"]) for row in known]
         slopes.append(kit.slope([x(row) for row in known], errors).value)
     return slopes
+
+
+def _printed_slope(method: str) -> float:
+    x, y = (
+        [math.log10(value) for value in side] for side in zip(*PRINTED[method].items(), strict=True)
+    )
+    return kit.slope(x, y).value
 
 
 def _curve_claims(rows: Rows) -> Iterator[kit.Claim]:
