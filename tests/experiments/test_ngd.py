@@ -495,6 +495,14 @@ def test_overfitting(sign):
     assert {verdict.verdict for verdict in judge(found)} == {HOLDS if sign > 0 else FAILS}
     # WBIC of SGD, and G_n
     assert [claim.own for claim in found] == [False] * 6 + [True, False, True, True]
+    # some of these epochs once more, and others between, from a cell of NGD alone
+    halves = [
+        {**row, "epoch": row["part"] / 2}
+        for row in on_the_way(lambda optimizer, part: course(optimizer, part / 2), 16)
+        if row["optimizer"] == "ngd"
+    ]
+    again = published.find("ngd-overfitting").claims(Rows([*halves, *rows]))
+    assert [claim.reading.value for claim in again] == pytest.approx([2.0 * sign] * len(found))
 
 
 def test_without_overfitting_nothing_is_said():
