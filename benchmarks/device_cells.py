@@ -9,8 +9,9 @@ until a deadline.
 words of ``reproduce --only``) in the order given, those of low seeds first, and writes each
 finished cell to a store in OUT at once. Cells of chapter 7 that train alike share the run. Cells
 wait for their data set, and one that would not end before the deadline is not begun. At the
-deadline the running cells are ended and what is stored stays; cells that OUT has are not run again.
-A cell that ran out of memory runs once more, after all others.
+deadline the running cells are ended and what is stored stays; cells that OUT or a folder of
+``--known`` has are not run again. A cell that ran out of memory runs once more, after all others.
+"@FILE" stands for the words in a file, such as benchmarks/device_plan.txt; a # begins a comment.
 
 With ``--mps`` never kill a process while it computes: this ends all others that share the GPU. Stop
 it with SIGSTOP first, and kill it once its kernels have ended.
@@ -27,14 +28,16 @@ import multiprocessing
 import os
 import pickle
 import queue
+import shlex
 import sqlite3
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +136,7 @@ def run(
     mps: bool,
     every: float,
     guess: float,
+    known: Sequence[Path] = (),
 ) -> None:
     """Run until all cells are done or the time is over.
 
@@ -154,6 +158,9 @@ def run(
             " ".join(sys.argv),
         )
     there = {pair: store.finished() for pair, store in stores.items()}
+    for folder, pair in product(known, there):
+        if (store := Store(folder, *pair)).path.exists():
+            there[pair] |= store.finished()
     given = [work for work in given if key_of(work.cell) not in there[work.name, work.scale]]
     left, pace, done, failed = bundles(given), Pace(guess), 0, 0
     again: set[str] = set()  # cells that ran out of memory, which others may have taken
@@ -431,14 +438,25 @@ def _decoded(path: Path) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(rgb.astype(np.uint8).transpose(3, 0, 1, 2)).reshape(n, -1)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that reads files of words with comments."""
+
+    def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
+        """The words of a line."""
+        return shlex.split(arg_line, comments=True)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        fromfile_prefix_chars="@",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run")
     runs.add_argument("specs", nargs="+")
     runs.add_argument("--out", type=Path, required=True)
+    runs.add_argument("--known", type=Path, nargs="*", default=[])
     runs.add_argument("--seconds", type=float, required=True)
     runs.add_argument("--gpu", type=int, default=1)
     runs.add_argument("--cpu", type=int, default=1)
@@ -480,6 +498,7 @@ def main() -> None:
             args.mps,
             args.every,
             args.guess,
+            args.known,
         )
     elif args.command == "fold":
         fold(args.source, args.target)

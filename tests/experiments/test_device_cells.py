@@ -97,6 +97,34 @@ def test_a_run_stores_each_cell_once_and_begins_none_that_is_too_long(
     assert f"{more} cells in {more} bundles" in run(one, other, guess=1)
 
 
+def test_cells_of_known_stores_are_not_run_again(script, tmp_path, monkeypatch, capsys):
+    spec, known = "deep-linear-toy/smoke@cpu", tmp_path / "known"
+    cells = [work.cell for work in script.works(spec, {})]
+    store = Store(known, "deep-linear-toy", "smoke")
+    store.open(cells)
+    for cell in cells:
+        store.add(cell, [], 1.0)
+    arguments = [spec, "--seconds=60", "--gpu=0", "--cpu=1", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", [script.__file__, "run", *arguments, "--known", str(known)])
+    script.main()
+    assert "0 cells in 0 bundles" in capsys.readouterr().out
+
+
+def test_the_plan_is_of_cells_that_are_not_stored(script):
+    words = [
+        word
+        for line in (ROOT / "benchmarks" / "device_plan.txt").read_text().splitlines()
+        for word in script.Parser().convert_arg_line_to_args(line)
+    ]
+    assert len(words) > 5
+    for word in words:
+        given = script.works(word, {})
+        name, scale = given[0].name, given[0].scale
+        there = Store(ROOT / "benchmarks" / "results" / "reproductions", name, scale)
+        done = there.finished() if there.path.exists() else set()
+        assert {key_of(work.cell) for work in given} - done, f"{word} has run"
+
+
 @pytest.mark.parametrize(("error", "tries"), [("CUDA out of memory", 2), ("ValueError", 1)])
 def test_a_cell_that_ran_out_of_memory_runs_once_more_at_the_end(
     script, tmp_path, monkeypatch, capsys, error, tries

@@ -316,6 +316,15 @@ def test_epochs():
         return {"llc_batch": 10 * high * part, "llc": 20 * high * part, "trace": high * part}
 
     assert {found.verdict for found in judge(claims(on_the_way(rising, 6)))} == {FAILS}
+    # the paper measures on the way, where a point need not be a minimum, but chains must mix
+    for status, judged in (("NOT_A_MINIMUM", True), ("NOT_MIXED", False)):
+        marked = Rows({**row, "llc_status": status} for row in on_the_way(level, 6))
+        unmet_by = {
+            found.sentence: found.unmet for found in claims(marked) if "n/ln n" in found.sentence
+        }
+        at_the_end, along = unmet_by.values()
+        assert status in at_the_end
+        assert (along == "") == judged
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -495,6 +504,14 @@ def test_overfitting(sign):
     assert {verdict.verdict for verdict in judge(found)} == {HOLDS if sign > 0 else FAILS}
     # WBIC of SGD, and G_n
     assert [claim.own for claim in found] == [False] * 6 + [True, False, True, True]
+    # some of these epochs once more, and others between, from a cell of NGD alone
+    halves = [
+        {**row, "epoch": row["part"] / 2}
+        for row in on_the_way(lambda optimizer, part: course(optimizer, part / 2), 16)
+        if row["optimizer"] == "ngd"
+    ]
+    again = published.find("ngd-overfitting").claims(Rows([*halves, *rows]))
+    assert [claim.reading.value for claim in again] == pytest.approx([2.0 * sign] * len(found))
 
 
 def test_without_overfitting_nothing_is_said():

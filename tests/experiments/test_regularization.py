@@ -32,6 +32,7 @@ from lambdahat.experiments.regularization.rule_claims import (
     Below,
     Every,
     Falls,
+    Near,
     Reaches,
     agreement,
     by_seed,
@@ -327,6 +328,26 @@ def rows_of(**rules):
 
 def verdict_of(claim):
     return judge([claim])[0].verdict
+
+
+@pytest.mark.parametrize(
+    ("share", "times", "expected"),
+    [
+        (1.2, 1.1, "holds"),
+        (1.2, 0.2, "holds"),
+        (1.2, 1.3, "does not hold"),
+        (0.9, 0.95, "holds"),
+        (0.9, 3.0, "holds"),
+        (0.9, 0.8, "does not hold"),
+    ],
+)
+def test_a_rule_that_is_near_another_is_not_beyond_a_share_of_it(share, times, expected):
+    """Seed by seed, for the rule that is farthest off; the other of the two is the same."""
+    last = (1.0, 2.0, 3.0, 5.0)
+    beside = [times * value * noise for value, noise in zip(last, (1, 1.01, 0.99, 1), strict=True)]
+    rows = rows_of(**{"L2": beside, "Selective L2": last, "SGD Small": last})
+    claim = Near("", "", ("tanh",), "test error", ("L2", "Selective L2", "SGD Small"), share)
+    assert verdict_of(claim.claim("synthetic", "tanh", rows)) == expected
 
 
 def test_a_claim_of_many_pairs_is_as_strong_as_its_weakest():

@@ -77,11 +77,7 @@ CPU_SCALE = (
     "graph-clusters",
     "lanczos-opt",
     "lanczos-densities",
-    "second-order-curves",
-    "spectral-sgd",
     "direction-rates",
-    "adaptive-damping",
-    "adaptive-batch-norm",
 )
 PAPER_SCALE = frozenset(PLACES) - {*CPU_SCALE}
 

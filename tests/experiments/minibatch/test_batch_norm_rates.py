@@ -207,8 +207,9 @@ def told(rows, words):
         (FLAT | {64: 27.0, 1024: 31.0, 2048: 36.0}, (FAILS, HOLDS, HOLDS)),
     ],
 )
-def test_errors_are_kept_up_to_a_threshold(errors, expected):
-    rows = made("VGG-A-BN", errors)
+@pytest.mark.parametrize("name", ["VGG-A-BN", "VGG-A"])
+def test_errors_are_kept_up_to_a_threshold(name, errors, expected):
+    rows = made(name, errors)
     words = ("is that at 128", "rises by little at B = 1024", "higher still at B = 2048")
     assert tuple(told(rows, word) for word in words) == expected
 

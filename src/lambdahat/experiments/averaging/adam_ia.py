@@ -165,6 +165,9 @@ def _both(rows: Rows, names: tuple[str, ...], iterate: str, average: str) -> tup
 SMOKE = kit.image_setting("digits", 96, 64, epochs=4, batch=32)
 CPU = kit.image_setting("cifar10", 2000, 4000, epochs=30, side=8, batch=64)
 PAPER = kit.image_setting("cifar100", 45_000, 5000, epochs=34, augmented=True, precision="bfloat16")
+WHOLE = cells(PAPER, "VGG-16", adam_rate=5e-4, seeds=3)
+# runs of the claim that three seeds leave undecided
+PLANNED = {"norm layers": [WITH], "run": ["Adam-IA", "SWA"]}
 EXPERIMENT = kit.Experiment(
     "adam-ia",
     "Averages of Adam's iterates with coupled and with decoupled weight decay",
@@ -173,7 +176,7 @@ EXPERIMENT = kit.Experiment(
     {
         "smoke": cells(SMOKE, "VGG-4×4", adam_rate=3e-3, seeds=2),
         "cpu": cells(CPU, "VGG-4×16", adam_rate=1e-3, seeds=6),
-        "paper": cells(PAPER, "VGG-16", adam_rate=5e-4, seeds=3),
+        "paper": [*WHOLE, *kit.more_seeds(WHOLE, range(3, 7), **PLANNED)],
     },
     *(run, claims, tables, charts),
     kit.sentences("""
@@ -192,6 +195,8 @@ EXPERIMENT = kit.Experiment(
         Ratios count as comparable within a quarter; this was set after the results.
         Averaging counts as started too early if the iterates gain more than 1 further point: a rule
           made after the results.
+        Three seeds left it undecided whether Adam's iterates are ahead where averaging begins;
+          seven are planned.
         On a GPU networks train with bfloat16 in their forward passes.
     """),
     "PreResNet-110 (Figure 7.1) and VGG-16 with and without batch norm (Figures 7.2, 7.5 and"

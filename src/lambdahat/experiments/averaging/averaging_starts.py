@@ -14,6 +14,7 @@ from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Table
 
 AVERAGED = ("Gadam", "GadamX")
 LOOKAHEAD_ON = "PreResNet"  # Figure 7.12b; 7.12a, of VGG-16, is in averaging-schedules
+ELSEWHERE = ("VGG", "Gadam")  # whose starts are judged in averaging-schedules
 WHERE = "§7.8.5, Figure 7.12b"
 # Test accuracy on CIFAR-100: with the best start (Table 7.6) and with the thesis's own (Table 7.2)
 PRINTED: dict[tuple[str, str], tuple[float, float]] = {
@@ -67,7 +68,8 @@ def claims(rows: Rows) -> Iterator[Claim]:
         for name in AVERAGED:
             best, own = PRINTED[kind, name]
             printed = f"{best:.2f} to {own:.2f}"
-            yield from schedules.start_claims(name, part, printed, f"{network}: ")
+            if (kind, name) != ELSEWHERE:
+                yield from schedules.start_claims(name, part, printed, f"{network}: ")
         # GadamX's best start against Gadam's, each chosen by the other seeds
         made = [averages_of(part, name) for name in AVERAGED]
         gadam, gadam_x = (runs.tuned_start(each, "accuracy") for each in made)
@@ -172,7 +174,7 @@ EXPERIMENT = kit.Experiment(
     {
         "smoke": cells(SMOKE, ("VGG-4×4-BN", "PreResNet-11"), seeds=2, quick=True),
         "cpu": cells(CPU, ("VGG-4×16-BN", "PreResNet-11"), seeds=5, quick=True),
-        "paper": [*WHOLE, *kit.more_seeds(WHOLE, [3], network=["VGG-16-BN"], run=FLAT_RUNS)],
+        "paper": [*WHOLE, *kit.more_seeds(WHOLE, [3, 4], network=["VGG-16-BN"], run=FLAT_RUNS)],
     },
     *(run, claims, tables, charts),
     kit.sentences(f"""
@@ -191,12 +193,12 @@ EXPERIMENT = kit.Experiment(
         Best starts are compared whether or not the iterates have settled: a late start is among the
           choices.
         The row of ImageNet 32 × 32 is left out; that of the language model is in gadam-language.
-        VGG's Gadam is in averaging-schedules too, at paper scale with the same runs, on a CPU with
-          others.
+        VGG's Gadam is judged in averaging-schedules, at paper scale by the same runs.
+        At first both experiments counted those claims.
         Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins. One point
           counts as little.
         Three seeds left it undecided what tuning gains GadamX: VGG-16's flat runs have a planned
-          fourth.
+          fourth and fifth.
         The fastest and the slowest run are chosen by their means over the same seeds, which
           exaggerates their difference.
         That Gadam + LH beats the Lookahead paper's own result is not tested.

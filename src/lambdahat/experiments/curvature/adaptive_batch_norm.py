@@ -54,6 +54,8 @@ def claims(rows: Rows) -> Iterator[Claim]:
     yield claim("match", kit.gap(best, sgd, "error"), damping=best[0]["damping"], **setting)
     high = next(key for key in keys(rows, 4) if key[1] == LARGE_RATE)
     setting |= {"rate": high[1], "damping": high[2], "barrier": kit.MISSING}
+    # of VGG-16 with batch norm the thesis does not say it
+    setting["unmet"] = "" if rows[0]["network"] == "ResNet-50" else f"said of {RESNET}"
     yield claim("surpass", kit.gap(sgd, at(rows, high), "error"), **setting)
 
 
@@ -87,7 +89,9 @@ DECOUPLED = (
 )
 SMOKE = kit.image_setting("digits", 60, 60, epochs=2, side=4, batch=30)
 CPU = kit.image_setting("mnist", 1000, 4000, epochs=30, side=8, batch=64)
-PAPER = kit.image_setting("cifar10", 45_000, 5_000, epochs=30, augmented=True, precision="bfloat16")
+PAPER = kit.image_setting(
+    "cifar100", 45_000, 5_000, epochs=20, augmented=True, precision="bfloat16"
+)
 EXPERIMENT = kit.Experiment(
     "adaptive-batch-norm",
     "AdamW over dampings with batch norm and decoupled weight decay, beside SGD",
@@ -96,7 +100,7 @@ EXPERIMENT = kit.Experiment(
     {
         "smoke": damped_cells(SMOKE, "WideResNet-10×1", 0, DECOUPLED, seeds=2),
         "cpu": damped_cells(CPU, "WideResNet-10×1", 256, DECOUPLED, seeds=5),
-        "paper": damped_cells(PAPER, "VGG-16-BN", 2000, DECOUPLED, seeds=3),
+        "paper": damped_cells(PAPER, "VGG-16-BN", 2000, DECOUPLED, seeds=5),
     },
     *(second_order.damped_run, claims, tables, charts),
     (
@@ -106,8 +110,8 @@ EXPERIMENT = kit.Experiment(
               0.1 with L2 5e-4.
             The dampings 1e-4 and 1e-3 stand for those of Figures 6.7 and 6.8. λ₁ is taken in
               evaluation mode.
-            CIFAR-10 in place of CIFAR-100 and of ImageNet, VGG-16 with batch norm in place of
-              ResNet-50 too.
+            At paper scale 20 epochs of VGG-16 with batch norm on 45,000 images of CIFAR-100, with
+              crops and flips, in bfloat16; ResNet-50 and ImageNet are not run.
             On a CPU a small WideResNet and 1,000 images of MNIST, 8 × 8.
         """),
     ),

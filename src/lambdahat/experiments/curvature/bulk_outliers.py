@@ -114,7 +114,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
     matrices = rows.where(part="matrix")
     trained, unmet = training.learnt_rows(rows.where(part="network"))
     half = trained.where(last=False)
-    what, classes, law = kit.subject(half), half[0]["classes"], TracyWidom()
+    what, law = kit.subject(half), TracyWidom()
     claim = kit.ClaimTexts(f"""
         outliers: spiked matrix: its three outliers are seen as such, and no other
           | Figure 6.1a | three | within 0.1 of {len(SPIKES)}
@@ -127,8 +127,8 @@ def claims(rows: Rows) -> Iterator[Claim]:
           spike, below 0.1) | §6.2.1 | 0 | below 0.1
         several: {what}: several outliers stand apart from the bulk (their number)
           | Figure 6.1b | several ({THEIRS}) | above 1
-        classes: {what}: no more outliers than classes, {classes}
-          | §6.4.1 | at most the classes | below {classes + 0.5}
+        classes: any network: no more outliers than classes (mean difference)
+          | §6.4.1 | at most the classes | below 0.5
         threshold: {what}: the bulk ends where weights fall below κ/P, κ = 5, within a factor 2 of
           the fitted edge | Figure 6.1b | an approximate threshold ({THEIRS}) | within | decades
         kept: {what}: held-out images keep more of the sharpest eigenvector than of number {PAIRS}
@@ -142,9 +142,11 @@ def claims(rows: Rows) -> Iterator[Claim]:
     misses = kit.mean_of([max(abs(ours - predicted) for ours, predicted in pair) for pair in pairs])
     yield claim("cone", misses, general=True)
     yield claim("hidden", kit.over_seeds(matrices, "hidden"), general=True)
-    outliers, no_edge = kit.over_seeds(half, "outliers"), unmet or _without_edge(half)
-    yield claim("several", outliers, unmet=no_edge)
-    yield claim("classes", outliers, unmet=no_edge)
+    no_edge = unmet or _without_edge(half)
+    edged = Rows(row for row in half if row["edge"] < row["largest"])
+    yield claim("several", kit.over_seeds(edged, "outliers"), unmet=no_edge)
+    excess = kit.mean_of([row["outliers"] - row["classes"] for row in edged])
+    yield claim("classes", excess, unmet=no_edge, general=True)
     known = [row for row in half if row["weight edge"] > 0 < row["edge"]]
     ratios = kit.mean_of([math.log10(row["weight edge"] / row["edge"]) for row in known])
     yield claim("threshold", ratios, margin=FACTOR, unmet=no_edge)
@@ -217,7 +219,7 @@ EXPERIMENT = kit.Experiment(
     "§6.2, Figure 6.1",
     {
         "smoke": cells(SMOKE, seeds=3, size=200, matrices=4),
-        "cpu": cells(CPU, seeds=5, size=1000, matrices=20),
+        "cpu": cells(CPU, seeds=15, size=1000, matrices=20),
         "paper": cells(PAPER, seeds=6, size=2000, matrices=50),
     },
     *(run, claims, tables, charts),
@@ -230,8 +232,11 @@ EXPERIMENT = kit.Experiment(
           rate 0.05, without batch norm, VGG-16 may stay at chance. The rule came after the runs.
         Where the leading eigenvalues of most networks are spaced like the tail of the bulk, so that
           the fitted edge lies beyond them, outliers are not counted and the edge is not compared:
-          that they are not told apart does not show that there are none. This rule, too, came
-          after the runs.
+          that they are not told apart does not show that there are none. Where most have an edge,
+          outliers are counted in these alone. The two rules, too, came after the runs.
+        That there are no more outliers than classes is said of any network, and is judged on any;
+          at first it was judged on VGG-16 alone, where it could not be. On a CPU five networks left
+          it undecided; 15 were planned.
         Held-out images stand for the true loss; kept is what lies in the span of their {PAIRS}
           leading ones.
         On a CPU LeNet-5 and images of MNIST.

@@ -38,7 +38,7 @@ def claims(rows: Rows) -> Iterator[kit.Claim]:
     part, unmet = training.learnt_rows(rows)
     for claim in [*_matrix_claims(part), *_line_claims(part)]:
         sentence = f"{kit.subject(rows)}: {claim.sentence}"
-        printed = f"{claim.published} ({THEIRS})"
+        printed = claim.published if claim.general else f"{claim.published} ({THEIRS})"
         yield replace(claim, sentence=sentence, published=printed, unmet=unmet)
 
 
@@ -72,7 +72,9 @@ def _matrix_claims(rows: Rows) -> Iterator[Claim]:
     yield claim("outliers", kit.mean_of(apart))
     yield claim("negative", kit.over_seeds(full, "negative"))
     yield claim("rest", kit.over_seeds(full, "negative rest"))
-    yield claim("covariance", kit.decades(noise, full, "largest"), margin=FACTOR)
+    # said of networks, after Jastrzębski et al. (2020)
+    reading = kit.decades(noise, full, "largest")
+    yield claim("covariance", reading, margin=FACTOR, general=True)
     yield claim("diagonal", kit.decades(flat, near, "largest"), bound=-FACTOR)
     reading = kit.paired_difference(flat.paired("beyond"), flat.paired("eigenvalues beyond"))
     yield claim("spurious", reading)

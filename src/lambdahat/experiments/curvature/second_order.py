@@ -272,7 +272,7 @@ def charts(rows: Rows) -> Iterator[Chart]:
 
 SMOKE = kit.setting("digits", 100, 100, epochs=2, batch=50, side=0, network="MLP-8", pairs=5)
 CPU = kit.setting("mnist", 2000, 1000, epochs=8, side=14, network="MLP-100", pairs=20)
-PAPER = kit.setting("cifar10", 10_000, 5_000, epochs=10, side=0, network="VGG-16", pairs=20)
+PAPER = kit.setting("cifar100", 10_000, 5_000, epochs=10, side=0, network="VGG-16", pairs=20)
 EXPERIMENT = kit.Experiment(
     "second-order-curves",
     "Stochastic Lanczos steps against SGD and Adam",
@@ -293,8 +293,8 @@ EXPERIMENT = kit.Experiment(
           turned out faster.
         The cost is not compared: a step of Lanczos is 20 products, about 40 gradients, as the
           thesis says.
-        CIFAR-10 for CIFAR-100, 10 epochs of 10,000 images; on a CPU a perceptron and 14 × 14 images
-          of MNIST.
+        At paper scale 10 epochs of 10,000 images of CIFAR-100; on a CPU a perceptron and 14 × 14
+          images of MNIST.
     """),
     "VGG-16 on CIFAR-100, batches of 128, 20 Lanczos steps; epochs and seeds are not in the text.",
     (kit.Size("VGG-16", "cifar100"),),

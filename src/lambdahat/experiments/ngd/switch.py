@@ -31,8 +31,10 @@ QUARTER = 0.25  # the part of the quick epochs in which λ̂ is to have settled
 SAME_RATE = kit.ClaimTexts("""
     rises: after the split λ̂ rises more by NGD than by SGD, {words} | Figure 4b | steadily
       increases, SGD slower
-    norm: the update norm of NGD stays within {steady:.0%} of SGD's at the same epoch (log-ratio) |
-      Figure 4a | changes little | within
+    norm: after the split the update norm of NGD stays within {steady:.0%} of that at the split
+      (log-ratio) | Figure 4a | changes little after splitting | within
+    beside: the update norm of NGD stays within {steady:.0%} of SGD's at the same epoch (log-ratio)
+      | here | not compared | within | | ours
 """)
 RATES = kit.ClaimTexts("""
     NGD ×1: λ̂ of NGD at 100 times the rate is above that of NGD ×1, {words} | Figure 5 | plateaus at
@@ -122,9 +124,10 @@ def _same_rate(rows: Rows) -> Iterator[Claim]:
     for column, words in runs.WORDS.items():
         reading = ngd.gap_of(end, column, branch=("NGD ×1", "SGD ×1"))
         yield SAME_RATE("rises", reading, words=words, unmet=ngd.unmet(both, column))
-    reading = ngd.log_ratio(end.where(branch="NGD ×1"), end.where(branch="SGD ×1"), "update_norm")
-    reason = ngd.unmet({"the split": split})
-    yield SAME_RATE("norm", reading, steady=STEADY, margin=math.log1p(STEADY), unmet=reason)
+    reason, near = ngd.unmet({"the split": split}), math.log1p(STEADY)
+    for key, other in (("norm", split), ("beside", end.where(branch="SGD ×1"))):
+        reading = ngd.log_ratio(end.where(branch="NGD ×1"), other, "update_norm")
+        yield SAME_RATE(key, reading, steady=STEADY, margin=near, unmet=reason)
 
 
 def _rates(rows: Rows) -> Iterator[Claim]:
@@ -257,6 +260,9 @@ _SWITCH_NOTES = kit.sentences(f"""
     At that rate SGD has hardly trained at cpu scale when Figures 5 and 6 split; ngd-switch-late
       splits later.
     {_LOG_RATIOS}
+    That the update norm changes little after the split is judged against the split, as the caption
+      of Figure 4a says it. At first it was judged beside SGD, whose norm grows; that is now a claim
+      of ours. The change came after the results.
     At paper scale only Figure 4 (ngd-switch-late has the others), only γ = 100, and 2 points per
       branch where 3 had been planned: reduced before the run to save time.
 """)
