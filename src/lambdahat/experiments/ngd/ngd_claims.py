@@ -84,11 +84,11 @@ PLOTTED = (
 )
 
 
-def unmet(groups: Mapping[str, Rows], column: str = "", sound: Sequence[str] = SOUND) -> str:
+def unmet(groups: Mapping[str, Rows], column: str = "") -> str:
     """Why a claim about solutions cannot be read off these groups of runs; empty where it can.
 
-    The runs must have learnt and, where ``column`` has a status, have ``sound`` readings (the rule
-    in ASSUMED).
+    The runs must have learnt and, where ``column`` has a status, have sound readings (the rule in
+    ASSUMED).
     """
     reasons = []
     for name, rows in groups.items():
@@ -98,7 +98,7 @@ def unmet(groups: Mapping[str, Rows], column: str = "", sound: Sequence[str] = S
             mean = mean_of(losses).value
             reasons.append(f"{name} has not learnt (training loss {mean:.2f}, chance {CHANCE:.2f})")
         statuses = rows.values(status_of(column))
-        failed = Counter(status for status in statuses if status not in sound)
+        failed = Counter(status for status in statuses if status not in SOUND)
         if failed and 2 * failed.total() >= len(statuses):
             words = " and ".join(f"{status} in {count}" for status, count in failed.most_common())
             reasons.append(f"{name} is {words} of {len(statuses)}")
