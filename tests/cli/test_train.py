@@ -412,6 +412,8 @@ def test_options_as_text():
         (["--lr", "nan"], "lr must be a number, got nan"),
         (["--lr", "inf"], "lr must be a finite number, got inf"),
         (["--nesterov", "3"], "nesterov must be True or False, got 3"),
+        (["--lr", "-1"], "--optimizer sgd: Invalid learning rate: -1.0"),
+        (["--nesterov", "--momentum", "0"], "--optimizer sgd: Nesterov momentum requires a mom"),
         (
             ["--optimizer", "adam", "--betas", "abc"],
             "betas must be numbers such as (0.9, 0.999), got 'abc'",

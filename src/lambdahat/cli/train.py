@@ -71,7 +71,7 @@ def run_train(
     model = _naming("--model", recipe.network, split, given=recipe.model_options)
     model = model.to(_device(choices.device))
     problem = Problem(model, recipe.loss, split.train)
-    optimizer: Any = _naming("--optimizer", make_optimizer, choices.optimizer, model, **options)
+    optimizer: Any = _optimizer(choices.optimizer, model, options)
     if choices.lookahead is not None:
         optimizer = Lookahead(optimizer, choices.lookahead)
     schedule = None
@@ -138,6 +138,16 @@ def loss_for(split: Split, recipe: Recipe) -> str:
     expected = "have real targets of one row for each sample"
     require(fits, "--data", expected, f"{recipe.data!r} of {tuple(y.shape)}")
     return "mse"
+
+
+def _optimizer(name: str, model: nn.Module, options: Mapping[str, Any]) -> Any:
+    """The optimiser ``name``; torch's own errors about its options do not say whose they are."""
+    try:
+        return _naming("--optimizer", make_optimizer, name, model, **options)
+    except ValueError as error:
+        if " must " in str(error):
+            raise
+        raise InputError(f"--optimizer {name}: {one_line(error)}") from error
 
 
 def _rule(text: str, model: nn.Module) -> Any:
