@@ -300,6 +300,19 @@ def test_the_same_objects_go_on(tmp_path):
     assert optimizer.param_groups[0]["lr"] < 0.1
 
 
+def test_a_second_run_of_the_same_process_is_refused(tmp_path):
+    class Intruder:
+        name, every, unit = "intruder", 1, "step"
+
+        def measure(self, *_):
+            with pytest.raises(ValueError, match=r"folder must have one run at a time, got .*run"):
+                call(folder=tmp_path / "." / "run", resume=True)
+            return {}
+
+    assert len(call(folder=tmp_path / "run", trackers=[Intruder()])) == 1
+    assert len(call(2, folder=tmp_path / "run", resume=True, trackers=[Intruder()])) == 2
+
+
 def test_folders_in_use_and_of_other_runs(tmp_path):
     call(folder=tmp_path)
     with pytest.raises(ValueError, match=r"folder must be new or empty.*pass resume=True"):

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -307,9 +308,31 @@ def read(path: Path) -> tuple[int, dict[str, Any]]:
         raise DamagedCheckpoint(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
 
+# folders of the runs in this process, which the system's lock does not keep apart
+_running: set[str] = set()
+_turn = threading.Lock()
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Lock the folder against a second run; the lock ends with the process, where supported."""
+    """Lock the folder against a second run, in this process or, where supported, in another; the
+    lock ends with the process.
+    """
+    place = os.path.realpath(folder)
+    with _turn:
+        if place in _running:
+            raise _in_use(folder)
+        _running.add(place)
+    try:
+        with _locked(folder):
+            yield
+    finally:
+        _running.discard(place)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the system's lock of a folder, where there is one."""
     try:
         import fcntl
 
@@ -327,11 +350,15 @@ def alone_in(folder: Path) -> Iterator[None]:
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise ValueError(
-                    f"folder must have one run at a time, got {folder}, where another is running;"
-                    " wait for it, or choose another folder"
-                ) from error
+                raise _in_use(folder) from error
         yield
+
+
+def _in_use(folder: Path) -> ValueError:
+    return ValueError(
+        f"folder must have one run at a time, got {folder}, where another is running; wait for it,"
+        " or choose another folder"
+    )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], sealed: bool = False) -> str:
