@@ -386,6 +386,24 @@ def test_bad_usage_exits_with_2(project, arguments):
     assert call("measure", f"{project}:make_problem", *arguments).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--top", "five"], "'--top': must be a valid integer, got 'five'"),
+        (["--depth=0"], "'--depth': must be greater than or equal to 1, got '0'"),
+        (["--tol", "tight"], "'--tol': must be a valid number, got 'tight'"),
+    ],
+)
+def test_bad_usage_says_what_came(project, arguments, told):
+    assert told in call("measure", f"{project}:make_problem", *arguments).stderr
+
+
+def test_names_may_have_spaces_between_them(project):
+    words = "--what", "bic fisher_rao, trace", "--json"
+    found = json.loads(call("measure", f"{project}:make_problem", *words).stdout)
+    assert {row["quantity"] for row in found["results"]} == {"bic", "fisher_rao", "trace"}
+
+
 def test_a_misspelt_choice_is_told_the_nearest(project):
     told = call("measure", f"{project}:make_problem", "--curvature", "hesian").stderr
     assert "Invalid value for '--curvature': 'hesian' is not one of" in told

@@ -219,8 +219,8 @@ def advise(
 
 
 def _split_names(what: str, known: tuple[str, ...]) -> list[str]:
-    """The names in a comma-separated text; an unknown one is refused."""
-    names = [name.strip() for name in what.split(",") if name.strip()]
+    """The names in a text, with commas or spaces between them; an unknown one is refused."""
+    names = what.replace(",", " ").split()
     for name in names:
         require_choice(name, "what", known)
     return names

@@ -9,7 +9,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from enum import Enum, StrEnum
@@ -101,13 +101,17 @@ class _Help:
     """Help with one option per line, under the title of its group; errors name what is near."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Add the nearest choice to Typer's error, in which pydantic's words are left out."""
+        """Add what came and the nearest choice to Typer's error, without pydantic's words."""
+        given = list(args)
         try:
             return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")
-            given, _, choices = error.message.partition(" is not one of ")
-            near = did_you_mean(given.strip("'"), re.findall("'([^']+)'", choices))
+            wanted = error.message.partition(",")[0].removeprefix("Input should ")
+            if wanted != error.message.partition(",")[0]:
+                error.message = f"must {wanted}, got {_value_in(given, error.param)!r}"
+            name, _, choices = error.message.partition(" is not one of ")
+            near = did_you_mean(name.strip("'"), re.findall("'([^']+)'", choices))
             error.message += f" D{near[1:]}" if near else ""
             raise
 
@@ -141,6 +145,15 @@ class _Help:
             formatter.dedent()
         if isinstance(self, TyperGroup):
             self.format_commands(ctx, formatter)
+
+
+def _value_in(args: Sequence[str], param: Any) -> str:
+    """What an option was given on the command line."""
+    for word, after in zip(args, [*args[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name in param.opts:
+            return value if equals else after
+    return ""
 
 
 def _describe(param: Any) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lambdahat._core.check import require, require_choice, require_like
+from lambdahat._core.check import did_you_mean, message, require, require_choice, require_like
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -54,9 +54,16 @@ def make_optimizer(name: str, model: nn.Module, **options: Any) -> Optimizer:
     """
     kind = OPTIMIZERS[require_choice(name, "name", OPTIMIZERS)]
     require_options(kind, name, options)
-    if getattr(kind, "takes_model", False):
-        return kind(model, **options)  # type: ignore[arg-type]
-    return kind([p for p in model.parameters() if p.requires_grad], **options)
+    subject: Any = [p for p in model.parameters() if p.requires_grad]
+    subject = model if getattr(kind, "takes_model", False) else subject
+    try:
+        return kind(subject, **options)
+    except ValueError as error:  # torch's own say only "Invalid momentum value: -1"
+        if " must " in str(error):
+            raise
+        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        text = message(f"options of {name!r}", "be those that it takes", given, str(error))
+        raise ValueError(text) from error
 
 
 def make_regularizer(name: str, **options: Any) -> Any:
@@ -77,7 +84,8 @@ def require_options(
     known = dict(list(inspect.signature(kind).parameters.items())[first:])
     names = ", ".join(known) or "none"
     for option, value in options.items():
-        require(option in known, f"options of {name!r}", f"be among {names}", option)
+        near = did_you_mean(option, known)
+        require(option in known, f"options of {name!r}", f"be among {names}", option, near)
         require_like(value, known[option].default, option, str(known[option].annotation))
         if option == "lr":
             require(value != math.inf, option, "be a finite number", "inf")
