@@ -120,6 +120,20 @@ def test_a_repeated_function_is_its_operations_in_the_end() -> None:
     assert function.calls == StraightLine.FIRST + 1
 
 
+def test_a_function_that_takes_not_any_tensor_is_compared_on_what_it_is_given() -> None:
+    places = [torch.randn(6, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+
+    def pair(weight: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        assert any(given is place for place in places)  # as a user's loss may be defined there only
+        return given.square().sum(), weight.T @ (weight @ given)
+
+    line, function = StraightLine(2, anywhere=False), _Function(pair)
+    for place in places:
+        assert all(map(torch.equal, line(function, place), pair(function.weight, place)))
+    assert line.replaces
+    assert function.calls == 3
+
+
 def _through_numpy(weight: Tensor, given: Tensor) -> Tensor:
     return weight @ torch.from_numpy(given.numpy() * 2.0)
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -440,27 +440,35 @@ class OperationWatch(TorchDispatchMode):
         cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
 
 
+Found = TypeVar("Found", Tensor, tuple[Tensor, Tensor])
+
+
 class StraightLine:
-    """A function of one tensor on a CPU that runs often: in the end by its operations alone.
+    """A function of one tensor that runs often: in the end by its operations alone.
 
     In a small network, autograd's engine and the Python between its operations take a tenth of a
-    Hessian product. So one call, the fifth, notes the operations, and the next runs them and the
-    function on a random tensor. If every bit agrees they take its place; else, as for a function
-    with a random number, a branch or another library in it, nothing changes. Not on the tensors
-    that are given: those may be zero, or twice the same.
+    Hessian product, and most of the gradient of a few parameters. So one call, the ``first``, notes
+    the operations, and the next runs them and the function on a random tensor. If every bit agrees
+    they take its place; else, as for a function with a random number, a branch or another library
+    in it, nothing changes. Not on the tensors that are given: those may be zero, or twice the same.
+    But where a function need not take any tensor, as a user's loss, it is ``anywhere`` False, and
+    the two are compared on what the next call is given.
     """
 
     FIRST = 5  # noting and comparing cost three calls, which a few more calls would not earn
 
-    def __init__(self) -> None:
-        self._calls = 0
+    def __init__(self, first: int = FIRST, anywhere: bool = True) -> None:
+        self._calls, self._first, self._anywhere = 0, first, anywhere
         self._noted: _Operations | None = None
         self.replaces = False
 
-    def __call__(self, function: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+    def __call__(self, function: Callable[[Tensor], Found], given: Tensor) -> Found:
         """The same ``function`` at every call, of contiguous tensors of one shape."""
+        # to compare is to wait, which a capture forbids
+        if given.is_cuda and not self.replaces and torch.cuda.is_current_stream_capturing():
+            return function(given)
         noted, self._calls = self._noted, self._calls + 1
-        if noted is None and self._calls == self.FIRST:
+        if noted is None and self._calls == self._first:
             with (noted := _Operations(given)):
                 found = function(given)
             self._noted = noted if noted.complete(found) else None
@@ -469,12 +477,17 @@ class StraightLine:
         if noted is not None and any(each._version != was for each, was in noted.versions):
             noted, self._noted, self.replaces = None, None, False
         if noted is not None and not self.replaces:
-            probe = torch.randn(given.shape, generator=generator(0, "line"), dtype=given.dtype)
+            probe = given
+            if self._anywhere:
+                probe = torch.randn(given.shape, generator=generator(0, "line"), dtype=given.dtype)
             found = function(probe)
             # some operations cannot be called from outside of PyTorch
             with suppress(RuntimeError):
-                self.replaces = torch.equal(found, noted.run(probe))
+                pairs = zip(_each(found), _each(noted.run(probe)), strict=True)
+                self.replaces = all(torch.equal(one, other) for one, other in pairs)
             self._noted = noted = noted if self.replaces else None
+            if not self._anywhere:
+                return found
         return function(given) if noted is None else noted.run(given)
 
 
@@ -495,7 +508,7 @@ class _Operations(OperationWatch):
         self._made, self._views = {0}, dict[Any, int]()
         self._steps: list[Any] = []
         self.versions: list[tuple[Tensor, int]] = []  # of the constants
-        self._found = 0
+        self._found: Any = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -552,23 +565,23 @@ class _Operations(OperationWatch):
         self._values.append(value)
         return len(self._values) - 1
 
-    def complete(self, found: Tensor) -> bool:
+    def complete(self, found: Tensor | tuple[Tensor, ...]) -> bool:
         """End with what the function returned; whether the steps can be run."""
-        place = self._places.get(found)
-        if not self.plain or place not in self._made:
+        places = [self._places.get(each) for each in _each(found)]
+        if not self.plain or not self._made.issuperset(places):
             return False
-        last = {place: len(self._steps)}
+        last = dict.fromkeys(places, len(self._steps))
         for number in reversed(range(len(self._steps))):
             func, where, named, targets, single = self._steps[number]
             used = {i for at in (*where, *named.values()) for i in _each(at)} | set(targets)
             dead = [i for i in used & self._made if last.setdefault(i, number) == number]
             self._steps[number] = _caller(func, where, named), targets, single, dead
-        self._found, self._shape = place, (found.shape, found.stride())
+        self._found = places if isinstance(found, tuple) else places[0]
         self._places, self._views, self._made = WeakTensorKeyDictionary(), {}, set()
         return True
 
     @torch.no_grad()
-    def run(self, given: Tensor) -> Tensor:
+    def run(self, given: Tensor) -> Any:
         """What the function gives for a tensor of the same shape and strides."""
         values = self._values.copy()
         values[0] = given
@@ -581,8 +594,8 @@ class _Operations(OperationWatch):
                     values[target] = each
             for place in dead:
                 values[place] = None
-        result: Tensor = values[self._found]
-        return result
+        found = _pick(values, self._found)
+        return tuple(found) if isinstance(found, list) else found
 
 
 def _each(value: Any) -> list[Any]:
@@ -591,16 +604,17 @@ def _each(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def _pick(values: list[Any], at: Any) -> Any:
+    """The value at a place, or those at a list of places."""
+    return values[at] if isinstance(at, int) else [values[i] for i in at]
+
+
 def _caller(func: Any, where: tuple[Any, ...], named: dict[str, Any]) -> Callable[[Any], Any]:
     """A function of the values that calls ``func`` on those at these places."""
     if len(where) > 1 and not named and all(isinstance(at, int) for at in where):
         take = itemgetter(*where)
         return lambda values: func(*take(values))
-
-    def pick(values: list[Any], at: Any) -> Any:
-        return values[at] if isinstance(at, int) else [values[i] for i in at]
-
     return lambda values: func(
-        *(pick(values, at) for at in where),
-        **{name: pick(values, at) for name, at in named.items()},
+        *(_pick(values, at) for at in where),
+        **{name: _pick(values, at) for name, at in named.items()},
     )

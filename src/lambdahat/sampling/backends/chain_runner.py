@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from lambdahat._core.check import describe, message, require, require_count, require_positive
-from lambdahat._core.device import beside, side_stream
+from lambdahat._core.device import StraightLine, beside, side_stream
 from lambdahat.operators.linearise import repeated
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
@@ -25,7 +23,7 @@ from lambdahat.problem.evaluators import Parameters
 from lambdahat.sampling.backends.minibatches import Minibatches
 from lambdahat.sampling.kernels import Evaluate, Kernel, Streams
 
-TRACE_AFTER = 1000  # calls; tracing takes about a second when it is the first in a process
+NOTED = 100  # the gradient of all chains whose operations are noted, and then repeated
 LossAndGradient = tuple[Tensor, Tensor]
 Observable = Callable[[Tensor], Tensor | float]
 Readings = dict[str, Tensor]
@@ -84,36 +82,6 @@ def _pair(value: Any) -> tuple[int, int]:
     return (values[0], values[1]) if len(values) == 2 else (values[0], values[0])
 
 
-@dataclass(eq=False)
-class TracedFunction:
-    """``function(positions)``; from the thousandth call on the tensor operations of that call are
-    repeated (``make_fx``).
-
-    Mapping and differentiating a loss of a few parameters takes several times as long as the
-    operations that come of it. These are the same operations on the same kernels, so the numbers
-    stay the same to the bit; a function that cannot be traced, or whose trace gives other numbers,
-    is called as before.
-    """
-
-    function: Callable[[Tensor], LossAndGradient]
-    _calls: int = field(init=False, default=0)
-    _trace: Callable[[Tensor], LossAndGradient] | None = field(init=False, default=None)
-    _like: tuple[torch.Size, torch.dtype] | None = field(init=False, default=None)
-
-    def __call__(self, positions: Tensor) -> LossAndGradient:
-        self._calls += 1
-        like = positions.shape, positions.dtype
-        if self._trace is not None and self._like == like:
-            return self._trace(positions)
-        answer = self.function(positions)
-        if self._calls == TRACE_AFTER:
-            with suppress(Exception):  # whatever a user's function does that cannot be traced
-                trace = make_fx(self.function)(positions)
-                if all(map(torch.equal, trace(positions), answer)):
-                    self._trace, self._like = trace, like
-        return answer
-
-
 class Together:
     """All chains in one call: the losses are mapped (``torch.vmap``), so that matrix products
     become batched ones. With ``unfold``, so do convolutions.
@@ -124,13 +92,15 @@ class Together:
     def __init__(self, problem: Problem, unfold: bool = False) -> None:
         self.problem = problem
         self._convolutions = UnfoldedConvolutions if unfold else nullcontext
-        # a trace that held it would keep the problem until the collector comes
-        own = weakref.proxy(self)
-        self.only_batch = TracedFunction(
-            lambda at: own.differentiate(
-                lambda leaves: problem.batch_loss(leaves, problem.batches.first()), at
-            )
-        )
+        self._lines: dict[Any, StraightLine] = {}
+
+    def only_batch(self, positions: Tensor) -> LossAndGradient:
+        """Losses and gradients on the one batch that there is, in the end by the operations alone:
+        mapping and differentiating a loss of a few parameters takes several times as long.
+        """
+        form = positions.shape, positions.stride(), positions.dtype
+        line = self._lines.setdefault(form, StraightLine(NOTED, anywhere=False))
+        return line(lambda at: self.one_batch(at, self.problem.batches.first()), positions)
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
         """Losses (chains,) and gradients (chains, P) on one batch for all."""
