@@ -161,11 +161,12 @@ def test_what_operations_do_not_tell_is_never_replaced(kind) -> None:
     assert function.calls == (10 if kind is _through_numpy else 9)
 
 
+@pytest.mark.parametrize("anywhere", [True, False])
 @pytest.mark.parametrize("kind", [_through_numpy, _chain])
-def test_equal_tensors_and_zeros_show_nothing(kind) -> None:
+def test_equal_tensors_and_zeros_show_nothing(kind, anywhere: bool) -> None:
     """They would agree with the operations noted on them, whatever these leave out."""
     for early in (torch.ones(6), torch.zeros(6)):
-        line, function = StraightLine(), _Function(kind)
+        line, function = StraightLine(anywhere=anywhere), _Function(kind)
         given = [early] * 8 + [torch.randn(6, generator=torch.Generator().manual_seed(0))] * 2
         for each in given:
             assert torch.equal(line(function, each), kind(function.weight, each))

@@ -452,7 +452,7 @@ class StraightLine:
     they take its place; else, as for a function with a random number, a branch or another library
     in it, nothing changes. Not on the tensors that are given: those may be zero, or twice the same.
     But where a function need not take any tensor, as a user's loss, it is ``anywhere`` False, and
-    the two are compared on what the next call is given.
+    the two are compared on the next given tensor that differs.
     """
 
     FIRST = 5  # noting and comparing cost three calls, which a few more calls would not earn
@@ -460,6 +460,7 @@ class StraightLine:
     def __init__(self, first: int = FIRST, anywhere: bool = True) -> None:
         self._calls, self._first, self._anywhere = 0, first, anywhere
         self._noted: _Operations | None = None
+        self._at: Tensor | None = None  # what they were noted on, unless they run anywhere
         self.replaces = False
 
     def __call__(self, function: Callable[[Tensor], Found], given: Tensor) -> Found:
@@ -469,6 +470,7 @@ class StraightLine:
             return function(given)
         noted, self._calls = self._noted, self._calls + 1
         if noted is None and self._calls == self._first:
+            self._at = None if self._anywhere else given.clone()
             with (noted := _Operations(given)):
                 found = function(given)
             self._noted = noted if noted.complete(found) else None
@@ -478,15 +480,17 @@ class StraightLine:
             noted, self._noted, self.replaces = None, None, False
         if noted is not None and not self.replaces:
             probe = given
-            if self._anywhere:
+            if self._at is None:
                 probe = torch.randn(given.shape, generator=generator(0, "line"), dtype=given.dtype)
+            elif torch.equal(given, self._at):
+                return function(given)
             found = function(probe)
             # some operations cannot be called from outside of PyTorch
             with suppress(RuntimeError):
                 pairs = zip(_each(found), _each(noted.run(probe)), strict=True)
                 self.replaces = all(torch.equal(one, other) for one, other in pairs)
             self._noted = noted = noted if self.replaces else None
-            if not self._anywhere:
+            if probe is given:
                 return found
         return function(given) if noted is None else noted.run(given)
 
