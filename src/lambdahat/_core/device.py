@@ -444,7 +444,7 @@ Found = TypeVar("Found", Tensor, tuple[Tensor, Tensor])
 
 
 class StraightLine:
-    """A function of one tensor that runs often: in the end by its operations alone.
+    """A function of one tensor on a CPU that runs often: in the end by its operations alone.
 
     In a small network, autograd's engine and the Python between its operations take a tenth of a
     Hessian product, and most of the gradient of a few parameters. So one call, the ``first``, notes
@@ -465,9 +465,6 @@ class StraightLine:
 
     def __call__(self, function: Callable[[Tensor], Found], given: Tensor) -> Found:
         """The same ``function`` at every call, of contiguous tensors of one shape."""
-        # to compare is to wait, which a capture forbids
-        if given.is_cuda and not self.replaces and torch.cuda.is_current_stream_capturing():
-            return function(given)
         noted, self._calls = self._noted, self._calls + 1
         if noted is None and self._calls == self._first:
             self._at = None if self._anywhere else given.clone()

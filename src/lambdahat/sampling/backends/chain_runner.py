@@ -95,12 +95,16 @@ class Together:
         self._lines: dict[Any, StraightLine] = {}
 
     def only_batch(self, positions: Tensor) -> LossAndGradient:
-        """Losses and gradients on the one batch that there is, in the end by the operations alone:
-        mapping and differentiating a loss of a few parameters takes several times as long.
+        """Losses and gradients on the one batch that there is, on a CPU in the end by the
+        operations alone: mapping and differentiating a loss of a few parameters takes several
+        times as long.
         """
+        batch = self.problem.batches.first()
+        if not positions.is_cpu:
+            return self.one_batch(positions, batch)
         form = positions.shape, positions.stride(), positions.dtype
         line = self._lines.setdefault(form, StraightLine(NOTED, anywhere=False))
-        return line(lambda at: self.one_batch(at, self.problem.batches.first()), positions)
+        return line(lambda at: self.one_batch(at, batch), positions)
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
         """Losses (chains,) and gradients (chains, P) on one batch for all."""
