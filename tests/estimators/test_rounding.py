@@ -394,6 +394,22 @@ def test_the_diagonal_of_a_gauss_newton_matrix_that_is_zero_is_zero_in_every_pre
             assert found.status is Status.CONVERGED
 
 
+def test_a_diagonal_that_float32_takes_for_zero_has_an_error() -> None:
+    """Of probabilities that are 1 up to rounding."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 4), nn.Sigmoid()), _plain()[1]
+    with torch.no_grad():
+        model[0].bias += 25
+    single, double = (
+        lh.diagonal(lh.hessian(lh.Problem(model, nn.BCELoss(), (x, torch.ones(64, 4)), dtype=kind)))
+        for kind in (torch.float32, torch.float64)
+    )
+    assert not single.value.any()
+    assert double.value.any()
+    assert (single.value - double.value).norm() <= 4 * single.stderr.norm()
+    assert single.status is Status.PRECISION_LIMIT
+
+
 def test_float64_and_matrices_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     _, double = _problems("plain")
     matrix = lh.operator(torch.diag(torch.arange(1.0, 121.0)))

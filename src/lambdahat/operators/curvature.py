@@ -574,7 +574,8 @@ class Hessian(Curvature):
         return gauss_newton
 
     def control(self) -> LinearOperator | None:
-        if self.exact.gauss_newton.factors is None:
+        factors = self.exact.gauss_newton.factors
+        if factors is None or factors.linear:
             return None
         # what forbids a second derivative forbids Jv too
         return None if self.mode == "finite" else self._gauss_newton

@@ -180,11 +180,14 @@ class Factors:
     M, None for signs that are all 1; K is ``count``.
 
     ``parts``: whether part of a batch has the factors it has within the whole, up to its share.
+    ``linear``: whether the loss is linear in the output, so that they are 0 and there are no
+    products.
     """
 
     count: int
     make: Callable[[Problem, Tensor, Batch], tuple[Tensor, Tensor | None]]
     parts: bool = True
+    linear: bool = False
 
 
 def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Factors | None:
@@ -225,9 +228,14 @@ def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Facto
     if count is not None:
         return Factors(count, positive)
     known = loss.product(output, target) is not None or width > linearise.WIDEST_CUSTOM
-    if known or not linearise.loss_separates(problem, output, batch):
+    if known:
         return None
-    return Factors(width, eigen_factors, parts=not isinstance(loss, Custom))
+    try:
+        eigen_factors(problem, output, batch)
+    except linearise.CoupledLoss:
+        return None
+    linear = linearise.is_linear(problem, output, batch)
+    return Factors(width, eigen_factors, parts=not isinstance(loss, Custom), linear=linear)
 
 
 def separate_output(few: Few) -> Tensor | None:
