@@ -361,9 +361,7 @@ def test_measurement_is_a_grid_of_panels_and_a_list_of_numbers(tmp_path):
 
 
 def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(
-        TypeError, match=r"result must be a result, got 3.0; .*charts_of\.register"
-    ):
+    with pytest.raises(TypeError, match=r"result must be a result, got 3.0; .*charts_of\.register"):
         plot(3.0)
     with pytest.raises(ValueError, match="ax must be None for a Measurement"):
         plot(Measurement({"trace": Estimate(1.0)}), new_figure().add_subplot())

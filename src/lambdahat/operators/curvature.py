@@ -616,7 +616,6 @@ class Covariance(Curvature):
     def __init__(
         self, problem: Problem, centred: bool, mode: str, memory: int | str | None
     ) -> None:
-        linearise.require_separable(problem)
         modes: dict[str, linearise.Builder] = {"samples": linearise.sample_gradients}
         if problem.loss_function is not None:
             modes = _output_modes(linearise.rank_one_map(linearise.empirical_residuals(problem)))
@@ -720,4 +719,5 @@ def gradient_covariance(
 ) -> Covariance:
     """(1/n) Σ_i g_i g_iᵀ − ḡ ḡᵀ of the per-sample gradients; uncentred, the empirical Fisher."""
     require_problem(problem)
+    linearise.require_separable(problem)
     return Covariance(problem, centred, mode, memory)
