@@ -308,3 +308,17 @@ def test_small_operators_get_the_dense_answer_within_the_default_budget(
     found = trace(_Controlled(matrix), tol=1e-3, method=method)
     assert found.status is Status.CONVERGED
     assert found.value == pytest.approx(float(matrix.trace()), rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["auto", "hutchinson", "hutch++"])
+@pytest.mark.parametrize("most", [2, 3, 5])
+def test_few_probes_that_agree_by_chance_are_not_exact(method: str, most: int) -> None:
+    """One entry beside the diagonal moves each form up or down by the same."""
+    matrix = torch.eye(100, dtype=torch.float64)
+    matrix[3, 7] = matrix[7, 3] = 5.0
+    runs = [
+        trace(Products(matrix), method=method, max_matvecs=most, seed=seed) for seed in range(200)
+    ]
+    covered = sum(low <= 100.0 <= high for low, high in (found.interval() for found in runs))
+    assert covered >= 0.92 * len(runs)
+    assert all(found.stderr > 0 for found in runs)

@@ -514,3 +514,52 @@ def test_a_chain_is_one_no_more_under_hooks_of_all_modules_and_replaced_passes(
             patch.setattr(kind, "forward", lambda layer, given: given)
             assert problem.chain(batch) is None
     assert problem.chain(batch) is not None
+
+
+def _rank(z: Tensor, y: Tensor) -> Tensor:
+    """A loss of pairs of samples of two classes; the data are sorted by class."""
+    gaps = z[y > 0] - z[y == 0].T
+    return F.softplus(-gaps).sum() / max(1, gaps.numel()) + 0.0 * z.sum()
+
+
+def _attract(z: Tensor, y: Tensor) -> Tensor:
+    """A loss of pairs of one class; the first samples are of a class each."""
+    return ((z - z.T).square() * (y[:, None] == y)).sum() / len(y) ** 2
+
+
+@pytest.mark.parametrize("batch_size", [None, 24])
+@pytest.mark.parametrize("loss", [_rank, _attract])
+def test_losses_that_compare_samples_only_of_some_classes(
+    loss: Any, batch_size: int | None
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 1)).double()
+    x, y = torch.randn(40, 6).double(), torch.arange(40)
+    y = y // 20 if loss is _rank else y % 12
+    problem = Problem(model, loss, (x, y), batch_size=batch_size)
+    truth = dense_hessian(problem).diagonal()  # the output is piecewise linear in each weight
+    for operator in (hessian(problem), ggn(problem)):
+        found, diagonal = trace(operator), lh.diagonal(operator)
+        assert abs(found.value - float(truth.sum())) <= 4 * found.stderr + 1e-12
+        assert (diagonal.value - truth).norm() <= 2 * diagonal.stderr.norm() + 1e-12
+        assert operator.known_trace() is None
+        with pytest.raises(ValueError, match="no factors at this output"):
+            trace(operator, method="exact")
+    for refused in (lh.gradient_covariance, lh.variance):
+        with pytest.raises(ValueError, match="from two halves of it; a loss that compares samples"):
+            refused(problem)
+
+
+def test_the_hessian_of_a_loss_that_is_linear_in_the_output() -> None:
+    """As a KL divergence is in log-probabilities: there is no Gauss–Newton matrix beside it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4), nn.LogSoftmax(1)).double()
+    x, y = torch.randn(20, 6).double(), torch.randn(20, 4).double().softmax(1)
+    problem = Problem(model, nn.KLDivLoss(reduction="batchmean"), (x, y))
+    truth = dense_hessian(problem).diagonal()
+    found, diagonal = trace(hessian(problem)), lh.diagonal(hessian(problem))
+    assert abs(found.value - float(truth.sum())) <= 4 * found.stderr + 1e-12
+    assert (diagonal.value - truth).norm() <= 2 * diagonal.stderr.norm() + 1e-12
+    for layer, found in lh.trace_per_layer(hessian(problem)).items():
+        where = problem.space.indices(problem.space.layers()[layer])
+        assert abs(found.value - float(truth[where].sum())) <= 4 * found.stderr + 1e-12

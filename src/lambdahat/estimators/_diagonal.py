@@ -61,9 +61,9 @@ def diagonal(
         require_count(probes, "probes", 2, cure="one probe shows no spread, so no standard error")
     estimate = _estimate(operator, tol, probes, seed)
     value = torch.as_tensor(estimate.value)
-    # nothing is rounded, and a Gauss–Newton matrix of a loss linear in the output has no products
-    nothing = estimate.cost == 0 and not bool(value.any())
-    rounding = None if nothing else rounding_of(operator)
+    # the matrix of a loss that is linear in the output is 0, and has no products to compare
+    factors = operator.exact.factors if isinstance(operator, GaussNewton) else None
+    rounding = None if factors is not None and factors.linear else rounding_of(operator)
     if rounding is None:
         return estimate
     allowed = NORMAL_QUANTILE * tol * float(value.double().norm())

@@ -36,6 +36,7 @@ from lambdahat.estimators.sequential import (
     mean_until,
     orthonormal_beside,
     plain_pilot,
+    standard_error,
     with_control,
 )
 from lambdahat.operators.base import LinearOperator, Normalised
@@ -296,10 +297,10 @@ class _Task:
         full = blocks > self.operator.room(MEMORY_SHARE)
         return full or _crowded(self.operator, self.control)
 
-    def goal(self, images: Tensor) -> Goal:
+    def goal(self, images: Tensor, error: Callable[[Tensor], Tensor] | None = None) -> Goal:
         """The tolerance, with ‖A‖_F estimated from products AZ (P, k)."""
         floor = column_dots(images, images).mean().sqrt() if images.shape[1] else torch.zeros(())
-        return Goal(self.tol, torch.zeros(1, dtype=torch.float64), floor.double()[None])
+        return Goal(self.tol, torch.zeros(1, dtype=torch.float64), floor.double()[None], error)
 
 
 def _dense(
@@ -325,36 +326,47 @@ def _quantity(probes: Probes) -> Quantity:
             lower -= (trace**2 - (trace - float(core.trace())) ** 2) / len(sketch.basis)
         return lower
 
-    return Quantity(lambda sketch: sketch.core().trace(), column_dots, variance_reduction)
+    return Quantity(lambda sketch: sketch.core().trace(), _whole, variance_reduction)
 
 
-# zᵀ(Az), or its part of each layer, (k, L) from the columns of Z and AZ (P, k)
+# zᵀ(Az), or its part of each layer, and beside these ‖Az‖², or its part, (k, 2L) from the columns
+# of Z and AZ (P, k)
 Forms = Callable[[Tensor, Tensor], Tensor]
 
 
 def _whole(block: Tensor, image: Tensor) -> Tensor:
-    return column_dots(block, image)[:, None]
+    return torch.stack([column_dots(block, image), column_dots(image, image)], dim=1)
+
+
+def _error(samples: Tensor) -> Tensor:
+    """The standard errors (L,) of the means of forms.
+
+    A few forms of Rademacher probes may be equal by chance, and would show no spread at all. So if
+    there are few, 2‖A‖²_F, a bound of their variance, counts as the square of one more.
+    """
+    forms, sizes = samples.chunk(2, dim=1)
+    count, error = len(forms), standard_error(forms)
+    if count >= MINIMUM:
+        return error
+    return (((count - 1) * error.square() + 2 * sizes.mean(dim=0) / count) / count).sqrt()
 
 
 def _stream(
     operator: LinearOperator, forms: Forms, probes: Probes, meter: Meter, tol: float, width: int
 ) -> Mean:
     """Hutchinson's samples by narrow blocks, where a pilot would fill the memory."""
-    squares: list[Tensor] = []
 
     def draw(count: int) -> Tensor:
         samples, expected = [], meter.spent + count
         for start in range(0, count, width):
             block = probes.draw(min(width, count - start))
-            image = operator @ block
-            squares.append(forms(image, image))
-            samples.append(forms(block, image))
+            samples.append(forms(block, operator @ block))
             meter.tell(expected)
         return torch.cat(samples)
 
     first = draw(min(MINIMUM, meter.limit))
-    floor = torch.cat(squares).mean(dim=0).sqrt()
-    return mean_until(draw, first, Goal(tol, torch.zeros_like(floor), floor), meter)
+    floor = first.chunk(2, dim=1)[1].mean(dim=0).sqrt()
+    return mean_until(draw, first, Goal(tol, torch.zeros_like(floor), floor, _error), meter)
 
 
 def _sample(pilot: ProbePilot, forms: Forms, probes: Probes, goal: Goal, meter: Meter) -> Mean:
@@ -376,14 +388,14 @@ def _hutchinson(task: _Task) -> Mean:
     if task.crowded:
         return _stream(task.operator, _whole, task.probes, task.meter, task.tol, 1)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
-    return _sample(pilot, _whole, task.probes, task.goal(pilot.image), task.meter)
+    return _sample(pilot, _whole, task.probes, task.goal(pilot.image, _error), task.meter)
 
 
 def _hutch_plus_plus(task: _Task) -> Mean:
     if task.meter.limit < 4 or task.crowded:
         return _hutchinson(task)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit // 4))
-    goal = task.goal(pilot.image)
+    goal = task.goal(pilot.image, _error)
     return deflated_mean(_quantity(task.probes), pilot, task.probes, goal, task.meter, always=True)
 
 
@@ -391,7 +403,7 @@ def _adaptive(task: _Task) -> Mean:
     if task.crowded:
         return _hutchinson(task)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
-    goal = task.goal(pilot.image)
+    goal = task.goal(pilot.image, _error)
     control, affordable = task.control, pilot.block.shape[1] <= task.meter.left
     if (
         control is not None
@@ -478,24 +490,27 @@ def _sampled_layers(
     meter: Meter,
     tol: float,
 ) -> Mean:
+    def dots(first: Tensor, second: Tensor) -> Tensor:
+        each = [column_dots(first[index], second[index]) for index in where.values()]
+        return torch.stack(each, dim=1)
+
     def forms(block: Tensor, image: Tensor) -> Tensor:
-        dots = [column_dots(block[index], image[index]) for index in where.values()]
-        return torch.stack(dots, dim=1)
+        return torch.cat([dots(block, image), dots(image, image)], dim=1)
 
     if _crowded(operator, control):
         return _stream(operator, forms, probes, meter, tol, block_columns(operator))
     pilot = plain_pilot(operator, probes, min(MINIMUM, meter.limit))
-    floor = forms(pilot.image, pilot.image).mean(dim=0).sqrt()
+    floor = dots(pilot.image, pilot.image).mean(dim=0).sqrt()
     offset = torch.zeros_like(floor)
     base = None if control is None else control.known_diagonal()
     if control is not None and base is not None and pilot.block.shape[1] <= meter.left:
         unit = floor.square().clamp_min(torch.finfo(torch.float64).tiny)
         pilot = with_control(
-            pilot, control, lambda z, y: float((forms(z, y).var(dim=0) / unit).sum())
+            pilot, control, lambda z, y: float((dots(z, y).var(dim=0) / unit).sum())
         )
     if pilot.control is not None and base is not None:
         offset = torch.stack([base[index].double().sum().cpu() for index in where.values()])
-    return _sample(pilot, forms, probes, Goal(tol, offset, floor), meter)
+    return _sample(pilot, forms, probes, Goal(tol, offset, floor, _error), meter)
 
 
 @quantity("trace", lambda _, operator, settings: trace(operator, seed=settings.seed))

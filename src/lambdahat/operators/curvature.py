@@ -574,7 +574,8 @@ class Hessian(Curvature):
         return gauss_newton
 
     def control(self) -> LinearOperator | None:
-        if self.exact.gauss_newton.factors is None:
+        factors = self.exact.gauss_newton.factors
+        if factors is None or factors.linear:
             return None
         # what forbids a second derivative forbids Jv too
         return None if self.mode == "finite" else self._gauss_newton
@@ -615,7 +616,6 @@ class Covariance(Curvature):
     def __init__(
         self, problem: Problem, centred: bool, mode: str, memory: int | str | None
     ) -> None:
-        linearise.require_separable(problem)
         modes: dict[str, linearise.Builder] = {"samples": linearise.sample_gradients}
         if problem.loss_function is not None:
             modes = _output_modes(linearise.rank_one_map(linearise.empirical_residuals(problem)))
@@ -722,4 +722,5 @@ def gradient_covariance(
 ) -> Covariance:
     """(1/n) Σ_i g_i g_iᵀ − ḡ ḡᵀ of the per-sample gradients; uncentred, the empirical Fisher."""
     require_problem(problem)
+    linearise.require_separable(problem)
     return Covariance(problem, centred, mode, memory)

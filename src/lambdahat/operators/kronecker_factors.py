@@ -190,9 +190,11 @@ def _eigen_factors(problem: Problem, output: Any, batch: Batch) -> tuple[int, It
             f'kind must be "empirical" for the loss {loss.name!r}, which has no closed form, of'
             f' more than {linearise.WIDEST_CUSTOM} outputs, got "exact" of {width} outputs; {cure}'
         )
-    if not linearise.loss_separates(problem, output, batch):
-        raise ValueError(f"loss must be a sum over samples for KFAC, got {loss.name!r}; {cure}")
-    factors, signs = linearise.eigen_factors(problem, output, batch)
+    try:
+        factors, signs = linearise.eigen_factors(problem, output, batch)
+    except linearise.CoupledLoss as error:
+        expected = f"loss must be a sum over samples for KFAC, got {loss.name!r}; {cure}"
+        raise ValueError(expected) from error
     sizes = factors.reshape(*signs.shape, -1).square().sum(dim=2)
     if not bool((sizes * (signs < 0)).max() <= linearise.tolerance(problem) * sizes.max()):
         raise ValueError(

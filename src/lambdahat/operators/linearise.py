@@ -37,6 +37,7 @@ from lambdahat.operators.curved_layers import CURVE, BlockRule, CurvedLayers, Gr
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, as_tree, rows_of, take
 from lambdahat.problem.checkpointing import recomputing
+from lambdahat.problem.losses import NAMED
 from lambdahat.problem.memory import LiveBytes
 from lambdahat.problem.problem import Space
 
@@ -1173,30 +1174,65 @@ def require_separable(problem: Problem) -> None:
     total = torch.where(shares > 0, shares * alone, 0.0).sum()
     mean = float(total / shares.sum().clamp(min=1e-300))
     allowed = tolerance(problem) * (1.0 + float(alone.abs().nan_to_num().max()))
-    if not abs(together - mean) <= allowed:
+    got = f"{together:.6g}, and {mean:.6g} from single samples"
+    if abs(together - mean) <= allowed:
+        got = compare_halves(problem, tolerance(problem))
+    if got:
         raise ValueError(
             "the loss of a batch must be the mean of its samples' own losses for per-sample"
-            f" gradients, got {together:.6g}, and {mean:.6g} from single samples; a loss that"
-            " compares samples, or gives them uneven weights, has none"
+            f" gradients, got {got}; a loss that compares samples, or gives them uneven weights, has"
+            " none"
         )
 
 
+def compare_halves(problem: Problem, allowed: float) -> str:
+    """A batch's loss and the mean of those of its random halves, where they differ by more than a
+    relative ``allowed``; "" if none does, or the loss is known to be a mean.
+
+    A loss that compares samples of one class may compare none of the first few.
+    """
+    if type(problem.loss_function) in NAMED.values():
+        return ""
+    parameters = problem.named(problem.vector)
+    with twice_differentiable(), torch.no_grad():
+        for batch in problem.batches:
+            order = torch.randperm(batch.size, generator=generator(0, "halves", batch.index))
+            halves = [take(batch, half) for half in order.to(problem.device).chunk(2)]
+            losses = [float(problem.batch_loss(parameters, part)) for part in (batch, *halves)]
+            pairs = zip(halves, losses[1:], strict=True)
+            mean = sum(half.size * loss for half, loss in pairs) / batch.size
+            if not abs(losses[0] - mean) <= allowed * (1.0 + abs(losses[0])):
+                return f"{losses[0]:.6g}, and {mean:.6g} from two halves of it"
+    return ""
+
+
+class CoupledLoss(ValueError):
+    """The loss of a batch is not a sum over its samples."""
+
+
 def eigen_factors(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Factors √|λ|·v (D, B, …) of the loss's Hessian at each output, and the signs of λ (D, B)."""
-    blocks = _loss_blocks(problem, output, batch)[0].double() * batch.size
-    values, vectors = torch.linalg.eigh(blocks)
-    factors = (vectors * values.abs().sqrt().unsqueeze(1)).permute(2, 0, 1)
-    return factors.to(output.dtype).reshape(-1, *output.shape), values.sign().T.to(output.dtype)
+    """Factors √|λ|·v (D, B, …) of the loss's Hessian at each output, and the signs of λ (D, B).
 
-
-def loss_separates(problem: Problem, output: Tensor, batch: Batch) -> bool:
-    """Whether the loss is a sum over samples, as a root of a mean or a contrastive loss is not."""
+    Raises ``CoupledLoss`` where this batch's loss is not a sum over samples. A root of a mean never
+    is; a loss that compares samples may be in batches whose samples are all of one class, or each
+    of another.
+    """
     blocks, product = _loss_blocks(problem, output, batch)
     stream = generator(0, "loss separates")
     draw = torch.randn(output.shape, generator=stream, dtype=torch.float64).to(output)
     apart = torch.einsum("bij,bj->bi", blocks, draw.reshape(len(output), -1)).reshape(output.shape)
     together = product(draw)
-    return bool((apart - together).abs().max() <= tolerance(problem) * together.abs().max())
+    if not bool((apart - together).abs().max() <= tolerance(problem) * together.abs().max()):
+        raise CoupledLoss("the loss must be a sum over samples")
+    values, vectors = torch.linalg.eigh(blocks.double() * batch.size)
+    factors = (vectors * values.abs().sqrt().unsqueeze(1)).permute(2, 0, 1)
+    return factors.to(output.dtype).reshape(-1, *output.shape), values.sign().T.to(output.dtype)
+
+
+def is_linear(problem: Problem, output: Any, batch: Batch) -> bool:
+    """Whether the loss is linear in the output, as a KL divergence is in log-probabilities."""
+    slopes = _loss_slopes(problem, output, batch, create_graph=True)[1]
+    return not any(slope.requires_grad for slope in slopes)
 
 
 def _loss_blocks(

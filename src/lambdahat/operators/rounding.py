@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lambdahat._core.device import OperationWatch, default_context, pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators.base import LinearOperator, Normalised
-from lambdahat.operators.curvature import Curvature
+from lambdahat.operators.curvature import Covariance, Curvature
 from lambdahat.operators.exact import COMPARED_WHOLE, HessianForm
+from lambdahat.operators.exact.validity import Kinks
 from lambdahat.operators.linearise import hessian_map, loss_slopes, twice_differentiable
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import FITS, Batch, Batches, free_memory, rng_untouched, take
@@ -163,8 +164,10 @@ def closed_form_rounding(
     samples, which a random part would miss; a sample whose units are dead by rounding alone adds
     nothing, but would if they were not, and counts by that too.
     """
-    if not isinstance(operator, Curvature) or type(operator).known_trace != Curvature.known_trace:
+    if not isinstance(operator, Curvature):
         return None
+    if isinstance(operator, Covariance) and operator.centred:
+        return None  # what is subtracted is rounded too
     if not operator.problem.reduced or not _fits(operator):
         return None
     kept: dict[bool, tuple[float, float]] = vars(operator).setdefault("_closed_form_rounding", {})
@@ -177,10 +180,8 @@ def closed_form_rounding(
     if curved if sampled else operator.closed_sums is None:
         return None
     factors, added = gauss_newton.factors, None if sampled else form.by_sample
-    # other ranks have the rest, or factors depend on what other samples are there
-    partial = added is not None and added.shape[1] < problem.num_samples
-    if partial or factors is None or not factors.parts:
-        added = None
+    if added is not None and added.shape[1] < problem.num_samples:
+        added = None  # other ranks have the rest
     few, share, parts = problem, 1.0, [(problem.num_samples, problem.num_samples)]
     chosen: Tensor | None = None
     if problem.num_samples > COMPARED_WHOLE:
@@ -188,8 +189,11 @@ def closed_form_rounding(
         if sum(map(len, gauss_newton.lengths)) == problem.num_samples:
             ranked.append(torch.cat(gauss_newton.lengths))
         margins = torch.cat([*gauss_newton.margins, torch.zeros(0, device=problem.device)])
-        chosen, parts = _choose(problem, ranked, margins)
+        chosen, parts = choose_samples(problem, ranked, margins)
         few, share = problem.on_samples(chosen)
+
+    if factors is None or not factors.parts:
+        added = None  # factors depend on what other samples are there
 
     def sums(of: Problem) -> Tensor:
         """The sums over each parameter of what each sample adds, (L, samples)."""
@@ -201,7 +205,7 @@ def closed_form_rounding(
     with rng_untouched(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            double = _run_in_double(few, sums)
+            double = run_in_double(few, sums)
             if added is None:
                 own = sums(few).sum(dim=0)
             else:
@@ -213,28 +217,36 @@ def closed_form_rounding(
     gaps = own - double.sum(dim=0)
     numbers = torch.cat([double, gaps[None], gaps[None].square()]).split([n for n, _ in parts], 1)
     sums_of_parts = torch.stack([part.sum(dim=1) for part in numbers]).tolist()
-    traces, error, variance = [0.0] * len(double), 0.0, 0.0
-    for (count, stands_for), (*columns, gap, square) in zip(parts, sums_of_parts, strict=True):
+    traces = [0.0] * len(double)
+    for (count, stands_for), (*columns, _, _) in zip(parts, sums_of_parts, strict=True):
         times = stands_for / max(count, 1)
         traces = [trace + times * column for trace, column in zip(traces, columns, strict=True)]
-        error += times * gap
-        if stands_for > count > 1:
-            spread = max(0.0, square - gap * gap / count) / (count - 1)
-            variance += stands_for * (stands_for - count) / count * spread
-    if len(parts) > 1:
-        error = LONGER * math.hypot(error, math.sqrt(variance))
+    error = error_of_sum(parts, [part[-2:] for part in sums_of_parts])
     # no more than the diagonal's norm
     lengths = map(math.prod, problem.space.shapes)
     size = math.sqrt(sum(x * x / length for x, length in zip(traces, lengths, strict=True)))
     # errors may cancel by chance
-    error = max(abs(error), torch.finfo(operator.dtype).eps * sum(map(abs, traces)))
+    error = max(error, torch.finfo(operator.dtype).eps * sum(map(abs, traces)))
     if not (math.isfinite(error) and math.isfinite(size)):
         return None
     kept[sampled] = (error, size)
     return error, size
 
 
-def _choose(
+def error_of_sum(parts: Sequence[tuple[int, int]], gaps: Sequence[Sequence[float]]) -> float:
+    """About how far a sum over all samples is off, from the sum and the sum of squares of the
+    errors in each part, as ``choose_samples`` gives them.
+    """
+    error = variance = 0.0
+    for (count, stands_for), (gap, square) in zip(parts, gaps, strict=True):
+        error += stands_for / max(count, 1) * gap
+        if stands_for > count > 1:
+            spread = max(0.0, square - gap * gap / count) / (count - 1)
+            variance += stands_for * (stands_for - count) / count * spread
+    return abs(error) if len(parts) == 1 else LONGER * math.hypot(error, math.sqrt(variance))
+
+
+def choose_samples(
     problem: Problem, sizes: Sequence[Tensor], margins: Tensor
 ) -> tuple[Tensor, list[tuple[int, int]]]:
     """The samples to compare, in parts: how many each has, and how many of the data it stands for.
@@ -481,11 +493,11 @@ def _twins_of(model: Curvature, samples: int, weighed: bool = True) -> _Twins:
         double.prepare(mode)
         return double
 
-    double = _run_in_double(few, make, halved=parts == 0 and separate)
+    double = run_in_double(few, make, halved=parts == 0 and separate)
     return _Twins(own, double, parts, whole.num_samples / few.num_samples, share)
 
 
-def _run_in_double(problem: Problem, run: Callable[[Problem], Any], halved: bool = False) -> Any:
+def run_in_double(problem: Problem, run: Callable[[Problem], Any], halved: bool = False) -> Any:
     """``run`` of the problem in float64 or, where not all of it runs so, of a perturbed one."""
     try:
         wide = problem.in_double(halved)
@@ -584,10 +596,10 @@ def _weightiest(problem: Problem, count: int) -> Tensor | None:
     """The samples that should add most to products or to their errors, (count,); None where samples
     have no output and loss of their own.
 
-    A third by tr(∂²ℓ/∂z²)·(1 + ‖x‖² + ‖z‖²) for inputs x and outputs z, a measure of their
-    Gauss–Newton matrices, a third by ‖∂ℓ/∂z‖²·(1 + ‖x‖² + ‖z‖²), one of their gradients: if outputs
-    are saturated, both are made by few samples. And a third by how much ∂z/∂x changes with the last
-    digit of the parameters: activations near a kink are in few samples, too.
+    A quarter by tr(∂²ℓ/∂z²)·(1 + ‖x‖² + ‖z‖²) for inputs x and outputs z, a measure of their
+    Gauss–Newton matrices, a quarter by ‖∂ℓ/∂z‖²·(1 + ‖x‖² + ‖z‖²), one of their gradients: if
+    outputs are saturated, both are made by few samples. A quarter by how much ∂z/∂x changes with
+    the last digit of the parameters, and a quarter by how near they are to a kink by rounding.
     """
     if problem.loss_function is None:
         return None
@@ -613,7 +625,7 @@ def _weightiest(problem: Problem, count: int) -> Tensor | None:
 def _weights_of(
     problem: Problem, batch: Batch, points: list[Any], stream: torch.Generator, wide: bool
 ) -> Tensor:
-    """The three weights of the samples of a batch, (3, B), up to a factor of the batch's own."""
+    """The four weights of the samples of a batch, (4, B), up to a factor of the batch's own."""
 
     def real(value: Any) -> bool:
         return isinstance(value, Tensor) and value.ndim > 0 and value.is_floating_point()
@@ -627,7 +639,8 @@ def _weights_of(
 
     leaves = tree_map(lambda x: x.detach().requires_grad_() if real(x) else x, batch.data)
     entered = [x for x in tree_leaves(leaves) if real(x)]
-    live = problem.output(points[0], replace(batch, data=leaves))
+    with Kinks(batch.size, problem.device) as kinks:
+        live = problem.output(points[0], replace(batch, data=leaves))
     output = tree_map(lambda z: z.detach() if isinstance(z, Tensor) else z, live)
     # probabilities near 1 have differences that float32 has not
     if wide and sum(z.numel() for z in tree_leaves(output) if real(z)) <= WIDE:
@@ -660,4 +673,5 @@ def _weights_of(
 
     moved = problem.output(points[1], replace(batch, data=leaves))
     changes = squares([x - y for x, y in zip(pull(live), pull(moved), strict=True)])
-    return torch.stack([curved, slopes, changes]) * (1 + squares([*entered, *left])).detach()
+    weights = torch.stack([curved, slopes, changes]) * (1 + squares([*entered, *left])).detach()
+    return torch.cat([weights, kinks.margins.double().clamp(min=1e-300).reciprocal()[None]])

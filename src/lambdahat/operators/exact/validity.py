@@ -180,11 +180,14 @@ class Factors:
     M, None for signs that are all 1; K is ``count``.
 
     ``parts``: whether part of a batch has the factors it has within the whole, up to its share.
+    ``linear``: whether the loss is linear in the output, so that they are 0 and there are no
+    products.
     """
 
     count: int
     make: Callable[[Problem, Tensor, Batch], tuple[Tensor, Tensor | None]]
     parts: bool = True
+    linear: bool = False
 
 
 def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Factors | None:
@@ -225,9 +228,14 @@ def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Facto
     if count is not None:
         return Factors(count, positive)
     known = loss.product(output, target) is not None or width > linearise.WIDEST_CUSTOM
-    if known or not linearise.loss_separates(problem, output, batch):
+    if known:
         return None
-    return Factors(width, eigen_factors, parts=not isinstance(loss, Custom))
+    try:
+        eigen_factors(problem, output, batch)
+    except linearise.CoupledLoss:
+        return None
+    linear = linearise.is_linear(problem, output, batch)
+    return Factors(width, eigen_factors, parts=not isinstance(loss, Custom), linear=linear)
 
 
 def separate_output(few: Few) -> Tensor | None:
@@ -468,11 +476,13 @@ class _Writes(OperationWatch):
         return func(*args, **(kwargs or {}))
 
 
-# Where operations have kinks: at 0, at numbers given as arguments, where two inputs are equal, and
-# where the largest of a window is not alone.
+# Where operations have kinks: at 0, at ±3, at numbers given as arguments, where two inputs are equal,
+# and where the largest of a window is not alone.
 _AT_ZERO = frozenset(
-    ["abs", "celu", "elu", "leaky_relu", "_prelu_kernel", "relu", "rrelu_with_noise"]
+    ["abs", "celu", "elu", "heaviside", "leaky_relu", "_prelu_kernel", "relu", "rrelu_with_noise"]
 )
+_AT_ZERO |= {"sgn", "sign"}
+_AT_THREE = frozenset(["hardsigmoid", "hardswish"])
 _COMPARISONS = frozenset(["ge", "gt", "le", "lt"])
 _BETWEEN = _COMPARISONS | {"maximum", "minimum"}
 _SHRINKS = frozenset(["hardshrink", "softshrink"])
@@ -481,7 +491,7 @@ _GIVEN |= _COMPARISONS | _SHRINKS
 _POOLS = frozenset(["max_pool2d_with_indices", "max_pool3d_with_indices"])
 # the argument whose last dimension but one, or whose first entry, says how many terms are summed
 _SUMS = {"addmm": 2, "baddbmm": 2, "bmm": 1, "convolution": 1, "linear": 1, "mm": 1}
-NEAR = 2.0  # roundings of a sample's largest number, times √terms, that may cross a kink
+NEAR = 2.0  # roundings of a sample's largest term, times √terms, that may cross a kink
 EXACTLY = 0.5  # the margin of a number on the kink itself, as those are behind another kink
 
 
@@ -495,11 +505,15 @@ class Kinks(OperationWatch):
     def __init__(self, count: int, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.margins, self._terms = torch.full((count,), math.inf, device=device), 1
+        # the largest terms of the last sum, which may cancel, and the largest ratio of these to
+        # the sum so far: later layers pass the rounding on
+        self._size = self._ratio = torch.zeros(count, device=device)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition("::")[2].rstrip("_")
         real = bool(args) and isinstance(args[0], Tensor) and args[0].is_floating_point()
         points: list[Any] = [0.0] if name in _AT_ZERO else []
+        points += [-3.0, 3.0] if name in _AT_THREE else []
         if name in _GIVEN:
             numbers = args[1:3] or (0.5,)  # what the two kinds of shrinking do if nothing is given
             points = [given for given in numbers if isinstance(given, int | float)]
@@ -514,9 +528,13 @@ class Kinks(OperationWatch):
             # nothing passes the activations below a window of zeros
             self._note(args[0], torch.where(out[0] == 0, math.inf, distance))
         elif name in _SUMS:
-            weight = args[_SUMS[name]]
+            given, weight = args[_SUMS[name] - 1 : _SUMS[name] + 1]
             terms = weight.shape[-2] if name.endswith("mm") else weight[0].numel()
-            self._terms = max(self._terms, terms)
+            self._terms, count = max(self._terms, terms), len(self.margins)
+            if real and not any(part.numel() % count or 0 in part.shape for part in (given, out)):
+                entered, left = (part.reshape(count, -1).abs().amax(dim=1) for part in (given, out))
+                self._size = torch.maximum(entered * weight.abs().max(), self._ratio * left)
+                self._ratio = torch.where(left > 0, self._size / left, self._ratio)
         return out
 
     def _note(self, entered: Tensor, distance: Tensor) -> None:
@@ -525,7 +543,8 @@ class Kinks(OperationWatch):
         if any(0 in each.shape or each.numel() % count for each in (entered, distance)):
             return
         eps = torch.finfo(entered.dtype).eps * NEAR * math.sqrt(self._terms)
-        rows, unit = distance.reshape(count, -1), eps * entered.reshape(count, -1).abs().amax(dim=1)
+        rows, largest = distance.reshape(count, -1), entered.reshape(count, -1).abs().amax(dim=1)
+        unit = eps * torch.maximum(largest, self._size.to(largest))
         least = rows.amin(dim=1)
         # rarely, and far slower; on a GPU the answer would take longer
         if entered.is_cuda or bool((least == 0).any()):
