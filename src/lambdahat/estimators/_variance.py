@@ -37,12 +37,7 @@ from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.exact import COMPARED_WHOLE
 from lambdahat.operators.exact.validity import Kinks
 from lambdahat.operators.linearise import compare_halves, tolerance
-from lambdahat.operators.rounding import (
-    choose_samples,
-    error_of_sum,
-    run_in_double,
-    with_rounding,
-)
+from lambdahat.operators.rounding import choose_samples, error_of_sum, run_in_double, with_rounding
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import Batch, free_memory, rows_of, take
 from lambdahat.problem.losses import CrossEntropy
@@ -173,7 +168,9 @@ def _rounding(problem: Problem, sizes: Sequence[Tensor]) -> dict[str, float]:
     if total > COMPARED_WHOLE:
         chosen, parts = choose_samples(problem, sizes, _margins(problem))
         few, _ = problem.on_samples(chosen)
-    shares = [torch.full((count,), stands_for / total / max(count, 1)) for count, stands_for in parts]
+    shares = [
+        torch.full((count,), stands_for / total / max(count, 1)) for count, stands_for in parts
+    ]
     share = torch.cat(shares).to(problem.device, torch.float64)
     draw = torch.randn(size, dtype=torch.float64, generator=generator(0, "variance rounding"))
     probe = draw.div(torch.linalg.vector_norm(draw)).to(problem.device)
@@ -200,7 +197,7 @@ def _rounding(problem: Problem, sizes: Sequence[Tensor]) -> dict[str, float]:
         for name, where, rows in blocks(few):
             means[name] = means.get(name, torch.zeros_like(probe)) + share[where] @ rows
         slope = torch.linalg.vector_norm(means["gradient"]).clamp(min=1e-300)
-        along = {name: probe for name in means} | {"gradient": means["gradient"] / slope}
+        along = dict.fromkeys(means, probe) | {"gradient": means["gradient"] / slope}
         own, double = numbers(few), run_in_double(few, numbers)
     except (ValueError, torch.OutOfMemoryError):
         return {}
