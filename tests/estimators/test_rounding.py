@@ -439,6 +439,56 @@ def test_a_diagonal_that_float32_takes_for_zero_has_an_error() -> None:
     assert single.status is Status.PRECISION_LIMIT
 
 
+class _Once(torch.autograd.Function):
+    """tanh, whose gradient autograd cannot differentiate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.tanh())
+        return x.tanh()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return g * (1 - y.square())
+
+
+class _OnceDifferentiable(nn.Module):
+    def __init__(self, kinked: bool, tanh: Any) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 6), nn.Linear(6, 2)
+        self.kinked, self.tanh = kinked, tanh
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x)
+        return self.last(self.tanh(z.relu() if self.kinked else z))
+
+
+@pytest.mark.filterwarnings("ignore:products by finite differences")
+@pytest.mark.parametrize("kinked", [False, True])
+@pytest.mark.parametrize("samples", [40, 4000])
+def test_finite_differences_in_float64_have_an_error(kinked: bool, samples: int) -> None:
+    """Kinks between the two points move products by any amount, and many samples have some."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x, y = torch.randn(samples, 3).double(), torch.randint(0, 2, (samples,))
+        torch.manual_seed(seed)
+        once = _OnceDifferentiable(kinked, _Once.apply).double()
+        twice = _OnceDifferentiable(kinked, torch.tanh).double()
+        twice.load_state_dict(once.state_dict())
+        operator = lh.hessian(lh.Problem(once, "cross_entropy", (x, y), batch_size=samples))
+        matrix = lh.hessian(lh.Problem(twice, "cross_entropy", (x, y))).dense()
+        assert operator.mode == "finite"
+        for found, truth in (
+            (lh.trace(operator), float(matrix.trace())),
+            (lh.frobenius_norm(operator), float(matrix.norm())),
+        ):
+            error, kinks = abs(float(found) - truth), kinked and samples > 40
+            assert error <= (10 if kinks else 4) * found.stderr
+            assert found.status is (Status.PRECISION_LIMIT if kinks else Status.CONVERGED)
+
+
 def test_float64_and_matrices_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     _, double = _problems("plain")
     matrix = lh.operator(torch.diag(torch.arange(1.0, 121.0)))

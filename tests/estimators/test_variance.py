@@ -115,6 +115,30 @@ def test_errors_are_wider_where_one_probe_shows_most_of_the_variance() -> None:
     assert float(found.stderr) == pytest.approx(plain * (1 + 2 * skewness**2 / 8), rel=1e-12)
 
 
+@pytest.mark.parametrize("kinked", [False, True])
+@pytest.mark.parametrize("samples", [200, 1500])
+def test_errors_hold_the_rounding_of_a_model_in_float32(samples: int, kinked: bool) -> None:
+    """Inputs of some samples are large and cancel; the variance of gradients has no other error."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        first, last = nn.Linear(12, 16), nn.Linear(16, 4)
+        x, y = torch.randn(samples, 12), torch.randint(0, 4, (samples,))
+        with torch.no_grad():
+            x[-75:] += 1e5
+            first.weight[:, 0] = -first.weight[:, 1:].sum(dim=1)
+        model = nn.Sequential(first, nn.ReLU() if kinked else nn.Tanh(), last)
+        found, truth = (
+            variance(Problem(model, "cross_entropy", (x, y), dtype=dtype), probes=2)
+            for dtype in (torch.float32, torch.float64)
+        )
+        for name in ("gradient_variance", "gradient_mean_norm"):
+            value, stderr = (getattr(getattr(found, name), part) for part in ("value", "stderr"))
+            exact = float(getattr(truth, name))
+            assert abs(value - exact) <= 4 * stderr, name
+            assert stderr <= 100 * max(abs(value - exact), 1e-7 * exact), name
+            assert getattr(truth, name).stderr == 0, name
+
+
 def test_batch_size_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = variance(classifier(batch_size=None), probes=2)
     monkeypatch.setattr(variances, "CHUNK_SAMPLES", 3)

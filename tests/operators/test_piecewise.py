@@ -92,6 +92,7 @@ LINEAR: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "PReLU per channel": (lambda: between(nn.PReLU(5)), FLAT),
     "Hardtanh": (lambda: between(nn.Hardtanh()), FLAT),
     "ReLU6": (lambda: between(nn.ReLU6()), FLAT),
+    "Hardsigmoid": (lambda: between(nn.Hardsigmoid()), FLAT),
     "Softshrink": (lambda: between(nn.Softshrink(0.1)), FLAT),
     "clamp": (lambda: between(lambda h: h.clamp(-0.5, 0.5)), FLAT),
     "abs": (lambda: between(torch.abs), FLAT),

@@ -318,3 +318,25 @@ def test_bags_give_torchs_numbers_and_can_be_differentiated_twice(
     found = slopes(lambda theta: problem.at(theta).gradient(), problem.vector)
     assert torch.allclose(matrix, found, rtol=1e-7, atol=1e-9)
     assert torch.allclose(ggn(problem).dense(), ggn(problem).dense().T)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_hard_sigmoids_can_be_differentiated_twice(inplace: bool) -> None:
+    """Against central differences of the gradients of the user's own model."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Hardsigmoid(inplace), nn.Linear(5, 2)).double()
+    with torch.no_grad():
+        net[0].weight *= 8
+
+    def slope(theta: Tensor) -> Tensor:
+        nn.utils.vector_to_parameters(theta, net.parameters())
+        loss = cross_entropy(net(X), Y)
+        return nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(net.parameters())))
+
+    theta = nn.utils.parameters_to_vector(net.parameters()).detach()
+    ways = 1e-6 * torch.eye(len(theta), dtype=theta.dtype)
+    columns = [(slope(theta + way) - slope(theta - way)) / 2e-6 for way in ways]
+    nn.utils.vector_to_parameters(theta, net.parameters())
+    operator = hessian(Problem(net, "cross_entropy", (X, Y)))
+    assert torch.allclose(operator.dense(), torch.stack(columns), atol=1e-7)
+    assert operator.mode == "reverse"

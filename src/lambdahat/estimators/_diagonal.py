@@ -23,6 +23,7 @@ from lambdahat.estimators.sequential import (
 )
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.curvature import GaussNewton, Hessian
+from lambdahat.operators.exact import ClosedForm
 from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.operators.rounding import rounding_of, with_rounding
 from lambdahat.problem import Problem
@@ -62,7 +63,8 @@ def diagonal(
     estimate = _estimate(operator, tol, probes, seed)
     value = torch.as_tensor(estimate.value)
     # the matrix of a loss that is linear in the output is 0, and has no products to compare
-    factors = operator.exact.factors if isinstance(operator, GaussNewton) else None
+    exact = operator.exact if isinstance(operator, GaussNewton) else None
+    factors = exact.factors if isinstance(exact, ClosedForm) else None
     rounding = None if factors is not None and factors.linear else rounding_of(operator)
     if rounding is None:
         return estimate

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -33,7 +34,10 @@ from lambdahat._core.rng import generator
 from lambdahat.estimators.quantities import MeasureSettings, Work, products, quantity
 from lambdahat.estimators.sequential import standard_error
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.linearise import compare_halves
+from lambdahat.operators.exact import COMPARED_WHOLE
+from lambdahat.operators.exact.validity import Kinks
+from lambdahat.operators.linearise import compare_halves, tolerance
+from lambdahat.operators.rounding import choose_samples, error_of_sum, run_in_double, with_rounding
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import Batch, free_memory, rows_of, take
 from lambdahat.problem.losses import CrossEntropy
@@ -63,7 +67,8 @@ def variance(
     probes (NaN for one probe). With ``samples``, every probe also draws its own subset of that many
     samples, so the errors include both. Without it all samples are used, and the gradient's
     variance is exact; with P probes or more the P unit vectors are used instead, and everything is
-    exact. ``cost`` counts passes over the data: products and gradients.
+    exact. For a model below float64 the errors include its rounding, measured on at most 256
+    samples. ``cost`` counts passes over the data: products and gradients.
     """
     require_problem(problem)
     require_count(probes, "probes")
@@ -77,6 +82,7 @@ def variance(
     rounds = problem.num_parameters if exact else probes
     work = PerSample(problem)
     readings: dict[str, list[Tensor]] = {}
+    sizes: list[Tensor] = []  # the norms of each sample's derivatives, in the first round
     for i in range(rounds):
         batches: Iterable[Batch] = problem.batches
         if not whole:
@@ -93,6 +99,8 @@ def variance(
             if name == "gradient" and whole and i > 0:
                 continue
             spread = spread_of(work.rows(batch, derivative) for batch in batches)
+            if whole and i == 0:
+                sizes.append(torch.cat(spread.sizes))
             element = spread.unbiased(total) / problem.num_parameters
             readings.setdefault(f"{name}_variance", []).append(element)
             if name != "gradient":
@@ -102,9 +110,12 @@ def variance(
         name: _estimate(values, exact or (whole and name == "gradient_variance"))
         for name, values in readings.items()
     }
+    estimates["gradient_mean_norm"] = Estimate(float(problem.gradient().double().norm()))
+    for name, error in _rounding(problem, sizes).items():
+        error = max(error, torch.finfo(problem.dtype).eps * abs(float(estimates[name])))
+        estimates[name] = with_rounding(estimates[name], error, math.inf)
     theta = problem.vector.double()
     return Variance(
-        gradient_mean_norm=Estimate(float(problem.gradient().double().norm())),
         parameter_l2=Estimate(float(theta.norm())),
         parameter_linf=Estimate(float(theta.abs().max())),
         cost=math.ceil(work.products / total) + 1,
@@ -119,6 +130,7 @@ class Spread:
         self.count = len(rows)
         self.mean = rows.mean(dim=0, dtype=torch.float64)
         self.deviation = (rows - self.mean.to(rows.dtype)).square().sum(dtype=torch.float64)
+        self.sizes = [torch.linalg.vector_norm(rows, dim=1)]
 
     def merge(self, other: Spread) -> None:
         """Take in the vectors of another."""
@@ -127,6 +139,7 @@ class Spread:
         self.deviation = self.deviation + other.deviation + between
         self.mean = self.mean + shift * (other.count / both)
         self.count = both
+        self.sizes += other.sizes
 
     def unbiased(self, population: int) -> Tensor:
         """mean_i ‖x_i − x̄‖² of the population that these vectors were drawn from."""
@@ -140,6 +153,72 @@ def spread_of(blocks: Iterable[Iterable[Tensor]]) -> Spread:
     for part in parts:  # one at a time: a part holds a vector of length P
         whole.merge(part)
     return whole
+
+
+def _rounding(problem: Problem, sizes: Sequence[Tensor]) -> dict[str, float]:
+    """About how far rounding in a model below float64 moves each estimate, by its name.
+
+    Derivatives of samples, along one random vector, are computed again in float64: of all samples,
+    or of some where they are many, chosen by the ``sizes`` of their derivatives.
+    """
+    total, size, problem = problem.num_samples, problem.num_parameters, problem.alone()
+    if not problem.reduced or problem.memory is not None:
+        return {}
+    few, parts = problem, [(total, total)]
+    if total > COMPARED_WHOLE:
+        chosen, parts = choose_samples(problem, sizes, _margins(problem))
+        few, _ = problem.on_samples(chosen)
+    shares = [
+        torch.full((count,), stands_for / total / max(count, 1)) for count, stands_for in parts
+    ]
+    share = torch.cat(shares).to(problem.device, torch.float64)
+    draw = torch.randn(size, dtype=torch.float64, generator=generator(0, "variance rounding"))
+    probe = draw.div(torch.linalg.vector_norm(draw)).to(problem.device)
+
+    def blocks(of: Problem) -> Iterator[tuple[str, slice, Tensor]]:
+        work = PerSample(of)
+        for name, derivative in work.derivatives(probe.to(of.dtype)).items():
+            start = 0
+            for rows in chain.from_iterable(work.rows(batch, derivative) for batch in of.batches):
+                yield name, slice(start, start + len(rows)), rows.double()
+                start += len(rows)
+
+    def numbers(of: Problem) -> dict[str, Tensor]:
+        """‖x − x̄‖² and x·v of each sample's derivative x, (2, n), v what means are taken along."""
+        found: dict[str, list[Tensor]] = {}
+        for name, _, rows in blocks(of):
+            gaps = (rows - means[name]).square().sum(dim=1)
+            found.setdefault(name, []).append(torch.stack([gaps, rows @ along[name]]))
+        return {name: torch.cat(columns, dim=1) for name, columns in found.items()}
+
+    means: dict[str, Tensor] = {}
+    errors: dict[str, float] = {}
+    try:
+        for name, where, rows in blocks(few):
+            means[name] = means.get(name, torch.zeros_like(probe)) + share[where] @ rows
+        slope = torch.linalg.vector_norm(means["gradient"]).clamp(min=1e-300)
+        along = dict.fromkeys(means, probe) | {"gradient": means["gradient"] / slope}
+        own, double = numbers(few), run_in_double(few, numbers)
+    except (ValueError, torch.OutOfMemoryError):
+        return {}
+    for name, values in own.items():
+        gaps = torch.stack([values - double[name], (values - double[name]).square()], dim=2)
+        for kind, each in zip(("variance", "mean"), gaps, strict=True):
+            split = each.split([count for count, _ in parts])
+            error = error_of_sum(parts, [part.sum(dim=0).tolist() for part in split]) / total
+            errors[f"{name}_{kind}"] = error / size if kind == "variance" else error
+    errors["gradient_mean_norm"] = errors.pop("gradient_mean")
+    return {name: error for name, error in errors.items() if math.isfinite(error)}
+
+
+def _margins(problem: Problem) -> Tensor:
+    """How near each sample is to a kink of the model."""
+    margins, parameters = [], problem.named(problem.vector)
+    for batch in problem.batches:
+        with Kinks(batch.size, problem.device) as kinks, torch.no_grad():
+            problem.batch_loss(parameters, batch)
+        margins.append(kinks.margins)
+    return torch.cat(margins)
 
 
 def samples_at_once(problem: Problem) -> int:
@@ -245,9 +324,7 @@ def require_own_losses(problem: Problem) -> None:
     error = float((together - alone.mean()).abs())
     # how far a batch's loss may lie from the mean of its samples', relative; TF32 has ten bits
     short = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    eps = (
-        2.0**-7 if problem.device.type == "cuda" and short else 100 * torch.finfo(problem.dtype).eps
-    )
+    eps = 2.0**-7 if problem.device.type == "cuda" and short else tolerance(problem)
     got = f"{float(together):.6g}, and {float(alone.mean()):.6g} from single samples"
     if error <= eps * (1 + float(alone.abs().max())):
         got = compare_halves(problem, eps)

@@ -58,9 +58,10 @@ FAR = 100
 # bytes that cuDNN looks at: it searches for its kernels anew where a tangent starts elsewhere
 ALIGNED = 64
 FINITE = (
-    "products by finite differences, good to about ε^(2/3), for autograd cannot differentiate the"
-    " model twice: "
+    "products by finite differences, good to about ε^(2/3) where the model has no kinks, for"
+    " autograd cannot differentiate the model twice: "
 )
+LENGTHENED = 64.0  # steps of finite differences, in place of 1, that show their error
 
 # One thread at a time goes through a model: parameters are put into the one module for a pass, and
 # dual numbers have one level in a process. Graphs that are kept need no pass.
@@ -560,6 +561,17 @@ class Hessian(Curvature):
 
     def like(self, problem: Problem) -> Hessian:
         return Hessian(problem, *self._options)
+
+    @property
+    def finite(self) -> bool:
+        """Whether its products so far are finite differences."""
+        return self._products is not None and self._products.mode == "finite"
+
+    def with_longer_steps(self) -> Hessian:
+        """The same by finite differences between points further apart."""
+        other = self.like(self.problem)
+        other.modes = {"finite": partial(linearise.hessian_finite, lengthened=LENGTHENED)}
+        return other
 
     @cached_property
     def exact(self) -> HessianForm:

@@ -827,10 +827,13 @@ def hessian_forward(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
     return product
 
 
-def hessian_finite(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
+def hessian_finite(
+    problem: Problem, leaves: Leaves, batch: Batch, lengthened: float = 1.0
+) -> Product:
     """Central differences (∇L(θ + hv) − ∇L(θ − hv))/2h, for models differentiable once.
 
-    h = ε^{1/3}·(1 + ‖θ‖)/‖v‖ balances truncation O(h²) and rounding O(ε/h): error ε^{2/3}.
+    h = ε^{1/3}·(1 + ‖θ‖)/‖v‖ balances truncation O(h²) and rounding O(ε/h): error ε^{2/3}. A kink
+    between the two points adds its jump over 2h; more are met by a ``lengthened`` step.
     """
     names, points = list(leaves), [leaf.detach() for leaf in leaves.values()]
     scale = 1.0 + torch.stack([point.double().norm() for point in points]).norm()
@@ -849,7 +852,7 @@ def hessian_finite(problem: Problem, leaves: Leaves, batch: Batch) -> Product:
             return _one_by_one(product, tangents)
         size = torch.stack([t.double().norm() for t in tangents]).norm()
         size = torch.where(size > 0, size, torch.ones_like(size))
-        step = torch.finfo(points[0].dtype).eps ** (1 / 3) * scale / size
+        step = lengthened * torch.finfo(points[0].dtype).eps ** (1 / 3) * scale / size
         ahead, behind = gradient(step, tangents), gradient(-step, tangents)
         return [(a - b) / (2 * step).to(a.dtype) for a, b in zip(ahead, behind, strict=True)]
 
@@ -1180,8 +1183,8 @@ def require_separable(problem: Problem) -> None:
     if got:
         raise ValueError(
             "the loss of a batch must be the mean of its samples' own losses for per-sample"
-            f" gradients, got {got}; a loss that compares samples, or gives them uneven weights, has"
-            " none"
+            f" gradients, got {got}; a loss that compares samples, or gives them uneven weights,"
+            " has none"
         )
 
 

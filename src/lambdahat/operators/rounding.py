@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lambdahat._core.device import OperationWatch, default_context, pull_back
 from lambdahat._core.rng import generator
 from lambdahat.operators.base import LinearOperator, Normalised
-from lambdahat.operators.curvature import Covariance, Curvature
+from lambdahat.operators.curvature import Covariance, Curvature, Hessian
 from lambdahat.operators.exact import COMPARED_WHOLE, HessianForm
 from lambdahat.operators.exact.validity import Kinks
 from lambdahat.operators.linearise import hessian_map, loss_slopes, twice_differentiable
@@ -115,7 +115,8 @@ def rounding_of(operator: LinearOperator, samples: int = FEW) -> Rounding | None
     """The rounding of an operator's products; None if exact by definition, or without memory.
 
     A matrix is what its entries say. Models below float64 are compared with float64 on at most so
-    many samples, by two products in each precision, once per operator.
+    many samples, by two products in each precision, once per operator. Finite differences in
+    float64 are compared with those of a longer step.
     """
     if isinstance(operator, Normalised):
         inner = rounding_of(operator.inner, samples)
@@ -125,7 +126,9 @@ def rounding_of(operator: LinearOperator, samples: int = FEW) -> Rounding | None
     if known:
         return kept[known[0]]
     comparison = PrecisionComparison.of(operator, samples)
-    kept[samples] = None if comparison is None else _measure(operator, comparison)
+    if comparison is None:
+        return None  # maybe no product was made yet
+    kept[samples] = _measure(operator, comparison)
     return kept[samples]
 
 
@@ -371,9 +374,9 @@ class PrecisionComparison:
 
     @classmethod
     def of(cls, operator: LinearOperator, samples: int) -> PrecisionComparison | None:
-        """None without models in reduced precision, or without the memory to compare."""
+        """None if all models are exact in float64, or without the memory to compare."""
         curvatures = [part for part in _parts_of(operator) if isinstance(part, Curvature)]
-        models = [model for model in curvatures if model.problem.reduced]
+        models = [model for model in curvatures if model.problem.reduced or _is_finite(model)]
         if not models:
             return None
         if not all(map(_fits, models)):
@@ -478,7 +481,13 @@ def _fits(model: Curvature) -> bool:
     return taken <= MEMORY_SHARE * free
 
 
+def _is_finite(model: Curvature) -> TypeGuard[Hessian]:
+    return isinstance(model, Hessian) and model.finite
+
+
 def _twins_of(model: Curvature, samples: int, weighed: bool = True) -> _Twins:
+    if not model.problem.reduced and _is_finite(model):
+        return _Twins(model, model.with_longer_steps(), 0, 1.0, 0.0)
     whole = model.problem.alone()
     few, parts, share = _sample_of(whole, samples, weighed)
     own = model if few is whole else model.like(few)

@@ -54,7 +54,7 @@ def true_derivatives(model: nn.Module) -> None:
     length by plain operations. Layers with a forward of their own are left as they are.
 
     GPT-2's activation in transformers, eight operations that keep as many tensors, by the one of
-    torch that it equals.
+    torch that it equals. Hard sigmoid, whose kernel can be differentiated only once, by ReLU6.
     """
     for holder, name, stand_in in _weight_norms(model):
         setattr(holder, name, stand_in)
@@ -74,8 +74,14 @@ def true_derivatives(model: nn.Module) -> None:
             plain = _has_forward_of(layer, nn.EmbeddingBag if bags else nn.Embedding)
             if plain and (bags or bounded or layer.padding_idx is not None):
                 layer.forward = partial(_bags if bags else _rows, layer)  # type: ignore[method-assign, arg-type]
+        if isinstance(layer, nn.Hardsigmoid) and _has_forward_of(layer, nn.Hardsigmoid):
+            layer.forward = _hard_sigmoid  # type: ignore[method-assign]
         if type(layer).__name__ == "NewGELUActivation" and _is_tanh_gelu(layer):
             layer.forward = partial(functional.gelu, approximate="tanh")
+
+
+def _hard_sigmoid(input: Tensor) -> Tensor:
+    return functional.relu6(input + 3) / 6
 
 
 @torch.no_grad()

@@ -476,8 +476,8 @@ class _Writes(OperationWatch):
         return func(*args, **(kwargs or {}))
 
 
-# Where operations have kinks: at 0, at ±3, at numbers given as arguments, where two inputs are equal,
-# and where the largest of a window is not alone.
+# Where operations have kinks: at 0, at ±3, at numbers given as arguments, where two inputs are
+# equal, and where the largest of a window is not alone.
 _AT_ZERO = frozenset(
     ["abs", "celu", "elu", "heaviside", "leaky_relu", "_prelu_kernel", "relu", "rrelu_with_noise"]
 )
