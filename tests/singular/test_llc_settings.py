@@ -293,3 +293,19 @@ def test_too_few_draws_are_never_called_converged(kernel):
 
 def test_enough_draws_of_one_chain_converge():
     assert llc(bowl(), kernel="hmc", chains=1, draws=400).status is Status.CONVERGED
+
+
+def test_hmc_converges_with_fifty_effective_draws_of_each_chain():
+    """The first check of this seed finds a small error in 46 draws of each chain near w*, 28 of
+    them effective: the arms of the cusp are hardly seen. The value is by quadrature.
+    """
+
+    def cusp(params: dict[str, Tensor]) -> Tensor:
+        x, y = params["w"]
+        return (x**2 - y**3) ** 2
+
+    problem = Problem.from_function(cusp, {"w": torch.zeros(2).double()}, num_samples=100_000)
+    found = llc(problem, localization=1.0)
+    assert found.status is Status.CONVERGED
+    assert found.chains.diagnostics.ess_mean >= 50 * 4
+    assert abs(found.value - 0.38422) < 3 * found.stderr

@@ -49,6 +49,7 @@ from lambdahat.sampling.backends.chain_runner import (
 from lambdahat.sampling.backends.minibatches import Minibatches, default_batch
 from lambdahat.sampling.backends.workers import ForkedRunner, SpreadRunner, require_same_run
 from lambdahat.sampling.diagnostics import (
+    RHAT,
     AcceptanceProbe,
     ChainReading,
     degrees_of_freedom,
@@ -65,6 +66,7 @@ OBSERVABLE, AVERAGE = "observable ", "average "  # with which a runner's names o
 PROBES = 5  # of the acceptance, during a call of ``draw``
 BASELINES = ("paired", "full", "both")
 TOL = 0.03, 1.0  # default tolerance, relative to the value or to the second number, if larger
+EFFECTIVE = 50  # effective draws per chain before which no standard error is trusted
 LEAST_EFFORT = 0.25  # share of the usual draws that even the loosest tolerance takes
 SHARE = 0.5  # of the free memory, where the problem has no budget
 # of a budget, for chains in one call: a mapped pass is not measured, but estimated from the passes
@@ -601,6 +603,14 @@ class SamplingRequest:
         """The tolerance in words."""
         tol = TOL[0] if self.tol is None else self.tol
         return f"until the standard error is {tol:.3g} of the value"
+
+    def trusts(self, chains: Chains, reading: ChainReading) -> bool:
+        """Whether the draws are many and mixed enough for their standard error to be believed."""
+        if np.ptp(chains.energies) == 0:  # a constant loss: nothing fluctuates to be underrated
+            return True
+        if chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled:
+            return False
+        return chains.diagnostics.ess_mean >= self.effort * EFFECTIVE * len(chains)
 
     def is_met(self, reading: ChainReading) -> bool:
         """Whether the standard error is within the tolerance."""

@@ -31,7 +31,15 @@ from lambdahat.krylov import lanczos, random_vector
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, LearningCoefficient, Sensitivity, Status
-from lambdahat.sampling._sample import MODES, SamplingRequest, SamplingRun, Watch, place
+from lambdahat.sampling._sample import (
+    EFFECTIVE,
+    MODES,
+    TOL,
+    SamplingRequest,
+    SamplingRun,
+    Watch,
+    place,
+)
 from lambdahat.sampling.backends.chain_runner import ChainPlan
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samples, default_batch
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
@@ -41,13 +49,7 @@ from lambdahat.sampling.tuning.hamiltonian import (
     require_warm_up,
     trajectory_gradients,
 )
-from lambdahat.sampling.tuning.unadjusted import (
-    EFFECTIVE,
-    FULL,
-    draw_by_steps,
-    require_enough,
-    step_gradients,
-)
+from lambdahat.sampling.tuning.unadjusted import FULL, draw_by_steps, require_enough, step_gradients
 
 # chains count as not mixed where their distance from the centre changes by more than so many
 # standard errors, and by more than this part of its mean

@@ -43,7 +43,6 @@ from lambdahat.sampling._sample import (
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Readings
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, LARGE, default_batch
 from lambdahat.sampling.diagnostics import (
-    RHAT,
     ChainReading,
     blocked_error,
     loss_degree,
@@ -83,8 +82,7 @@ MASS_SIZE, SLOW_RELAXATION = 200, 15
 MASS_GAIN = 1.25  # least speed-up for which it is kept
 # prior standard deviation of the bias as a part of λ̂: left after a bias formula, and without one
 BIAS_PRIOR, BIAS_PRIOR_WITHOUT_FORMULA = 0.01, 0.15
-# rounds, and effective draws per chain, before which no standard error is trusted
-FEWEST_ROUNDS, EFFECTIVE = 4, 50
+FEWEST_ROUNDS = 4  # before which no standard error is trusted
 
 
 def draw_by_steps(
@@ -160,13 +158,9 @@ def draw_by_steps(
 def _is_trusted(
     chains: Chains, reading: ChainReading, request: SamplingRequest, lengths: Lengths
 ) -> bool:
-    """Whether the draws are many and mixed enough for their standard error to be believed."""
-    if np.ptp(chains.energies) == 0:  # a constant loss: nothing fluctuates that could be underrated
-        return True
-    if chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled:
-        return False
-    effective = chains.diagnostics.ess_mean >= request.effort * EFFECTIVE * len(chains)
-    return effective and len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
+    """Whether the request trusts the draws, of so many rounds unless the loss is constant."""
+    enough = chains.energies.shape[1] >= FEWEST_ROUNDS * lengths.round
+    return request.trusts(chains, reading) and (enough or np.ptp(chains.energies) == 0)
 
 
 @dataclass(frozen=True)
