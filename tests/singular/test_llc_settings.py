@@ -309,3 +309,20 @@ def test_hmc_converges_with_fifty_effective_draws_of_each_chain():
     assert found.status is Status.CONVERGED
     assert found.chains.diagnostics.ess_mean >= 50 * 4
     assert abs(found.value - 0.38422) < 3 * found.stderr
+
+
+@pytest.mark.parametrize("kernel", ["hmc", "kinetic"])
+@pytest.mark.parametrize(("offset", "status"), [(0.0, "CONVERGED"), (1e4, "PRECISION_LIMIT")])
+def test_rounding_of_a_large_loss_is_in_the_error(kernel, offset, status):
+    """In single precision nβ·(1e4) is known to ±0.2, and the same error is in every draw."""
+    h = torch.tensor((1.0, 2.0, 3.0))
+    problem = Problem.from_function(
+        lambda p: 0.5 * (h * p["w"] ** 2).sum() + offset, {"w": torch.zeros(3)}, num_samples=1000
+    )
+    found = llc(problem, kernel=kernel, localization=0.1)
+    rounding = found.nbeta * offset * torch.finfo(torch.float32).eps
+    truth = exact.quadratic(h.tolist(), found.nbeta, 0.1)
+    assert found.status.name == status
+    assert found.chains.rounding == pytest.approx(rounding)
+    assert found.stderr >= rounding
+    assert abs(found.value - truth) < 3 * found.stderr

@@ -211,7 +211,10 @@ def make_runner(
     centre = vector.to(torch.promote_types(vector.dtype, torch.float32))
     drawing = plan.batch_size, plan.shared_batches, plan.seed
     source = None if whole else Minibatches(problem, *drawing)
-    setup = ChainSetup(problem, plan, centre, loss, source)
+    with torch.no_grad():
+        first = problem.batch_loss(problem.named(vector), problem.batches.first())
+    rounding = abs(loss) * torch.finfo(first.dtype).eps
+    setup = ChainSetup(problem, plan, centre, loss, rounding, source)
     small = problem.num_parameters * samples <= SMALL and memory is None
     # the modes that the problem and the kernel leave open
     makers: Makers = {"sequential": lambda: Runner(setup, kernel, chains, OneByOne(problem))}
@@ -444,6 +447,8 @@ class Collector:
         with np.errstate(over="ignore", invalid="ignore"):  # chains that run away
             energies: Array = kernel.nbeta * (arrays["loss"] - arrays["centre"])
         diagnostics = diagnose(energies, arrays["distance"], acceptance, bounded)
+        # the losses of batches are rounded each in its own way, and the mean is not
+        alike = plan.full_losses or runner.batch_size == setup.problem.num_samples
         return Chains(
             losses=arrays["loss"],
             centre_losses=arrays["centre"],
@@ -454,6 +459,7 @@ class Collector:
             nbeta=kernel.nbeta,
             localization=kernel.localization,  # type: ignore[arg-type]
             initial_loss=setup.centre_loss,
+            rounding=kernel.nbeta * setup.rounding if alike else 0.0,
             num_samples=setup.problem.num_samples,
             batch_size=runner.batch_size,
             burn_in=runner.steps - plan.thin * energies.shape[1],

@@ -238,7 +238,8 @@ def draw(problem: Problem, nbeta: float, /, **settings: Any) -> SamplingRun:
         start = joined if whole or kernel.exact else frozen
         run = draw_by_steps(start, kernel, request, plan, whole)
     chains = dataclasses.replace(run.chains, reasons={**reasons, **run.chains.reasons})
-    return dataclasses.replace(run, chains=chains)
+    reading, full = (part and part.rounded(chains.rounding) for part in (run.reading, run.full))
+    return dataclasses.replace(run, chains=chains, reading=reading, full=full)
 
 
 def read_settings(given: Mapping[str, Any]) -> tuple[SamplingRequest, ChainPlan]:
@@ -410,6 +411,8 @@ def _status(problem: Problem, run: SamplingRun, fixed: bool) -> Status:
     chains, reading = run.chains, run.reading
     if chains.status in (Status.DIVERGED, Status.NOT_MOVING, Status.REJECTED):
         return chains.status
+    if chains.rounding > TOL[0] * max(abs(reading.value), TOL[1]):
+        return Status.PRECISION_LIMIT
     if _below_centre(problem, run):
         return Status.NOT_A_MINIMUM
     if chains.status is Status.BOUNDED:
@@ -434,7 +437,7 @@ def _below_centre(problem: Problem, run: SamplingRun) -> bool:
     if reading.value + 2 * reading.stderr < 0:
         return True
     noise = math.sqrt(chains.noise.get("energy", 0.0))
-    deep = chains.energies < -BELOW_CENTRE[0] * abs(reading.value) - 4 * noise
+    deep = chains.energies < -BELOW_CENTRE[0] * abs(reading.value) - 4 * noise - chains.rounding
     if float(deep.mean()) > BELOW_CENTRE[1]:
         return True
     windows = chains.energies[:, : chains.energies.shape[1] // 25 * 25].reshape(len(chains), -1, 25)
@@ -442,7 +445,8 @@ def _below_centre(problem: Problem, run: SamplingRun) -> bool:
         means = windows.transpose(1, 0, 2).reshape(windows.shape[1], -1)
         # neighbours in a window are alike
         errors = means.std(axis=1, ddof=1) / math.sqrt(means.shape[1] / 5)
-        if bool((means.mean(axis=1) < -4 * errors - 1e-6 * abs(reading.value)).any()):
+        least = 1e-6 * abs(reading.value) + chains.rounding
+        if bool((means.mean(axis=1) < -4 * errors - least).any()):
             return True
     # an exact line search along the gradient gains ‖g‖⁴/(2|gᵀHg|) if the loss is quadratic
     theta = problem.vector
