@@ -293,3 +293,36 @@ def test_too_few_draws_are_never_called_converged(kernel):
 
 def test_enough_draws_of_one_chain_converge():
     assert llc(bowl(), kernel="hmc", chains=1, draws=400).status is Status.CONVERGED
+
+
+def test_hmc_converges_with_fifty_effective_draws_of_each_chain():
+    """The first check of this seed finds a small error in 46 draws of each chain near w*, 28 of
+    them effective: the arms of the cusp are hardly seen. The value is by quadrature.
+    """
+
+    def cusp(params: dict[str, Tensor]) -> Tensor:
+        x, y = params["w"]
+        return (x**2 - y**3) ** 2
+
+    problem = Problem.from_function(cusp, {"w": torch.zeros(2).double()}, num_samples=100_000)
+    found = llc(problem, localization=1.0)
+    assert found.status is Status.CONVERGED
+    assert found.chains.diagnostics.ess_mean >= 50 * 4
+    assert abs(found.value - 0.38422) < 3 * found.stderr
+
+
+@pytest.mark.parametrize("kernel", ["hmc", "kinetic"])
+@pytest.mark.parametrize(("offset", "status"), [(0.0, "CONVERGED"), (1e4, "PRECISION_LIMIT")])
+def test_rounding_of_a_large_loss_is_in_the_error(kernel, offset, status):
+    """In single precision nβ·(1e4) is known to ±0.2, and the same error is in every draw."""
+    h = torch.tensor((1.0, 2.0, 3.0))
+    problem = Problem.from_function(
+        lambda p: 0.5 * (h * p["w"] ** 2).sum() + offset, {"w": torch.zeros(3)}, num_samples=1000
+    )
+    found = llc(problem, kernel=kernel, localization=0.1)
+    rounding = found.nbeta * offset * torch.finfo(torch.float32).eps
+    truth = exact.quadratic(h.tolist(), found.nbeta, 0.1)
+    assert found.status.name == status
+    assert found.chains.rounding == pytest.approx(rounding)
+    assert found.stderr >= rounding
+    assert abs(found.value - truth) < 3 * found.stderr

@@ -509,8 +509,9 @@ class Chains(Result):
     energy from finite, noisy steps, if it was measured; λ̂ has it subtracted. ``noise`` has the
     variances over batches, averaged over the positions of the chains: of nβ(L − L*) ("energy"), the
     total of nβ∇L ("trace"), and the effect of the latter on the virial ("heat"); "dof" are the
-    degrees of freedom of these variances. Where ``reasons`` has a mass, ``step_size``, ``forces``,
-    ``heat`` and the "trace" are in its coordinates.
+    degrees of freedom of these variances. ``rounding`` is the error of nβ(L − L*) over the whole
+    data from the precision of the loss, which does not average out. Where ``reasons`` has a mass,
+    ``step_size``, ``forces``, ``heat`` and the "trace" are in its coordinates.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("chain", "draw")
@@ -546,6 +547,7 @@ class Chains(Result):
     status: Status = Status.CONVERGED
     step_bias: Estimate | None = None
     noise: Mapping[str, float] = field(default_factory=dict)
+    rounding: float = 0.0
 
     def __len__(self) -> int:
         return len(self.losses)

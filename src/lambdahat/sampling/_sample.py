@@ -49,6 +49,7 @@ from lambdahat.sampling.backends.chain_runner import (
 from lambdahat.sampling.backends.minibatches import Minibatches, default_batch
 from lambdahat.sampling.backends.workers import ForkedRunner, SpreadRunner, require_same_run
 from lambdahat.sampling.diagnostics import (
+    RHAT,
     AcceptanceProbe,
     ChainReading,
     degrees_of_freedom,
@@ -65,6 +66,7 @@ OBSERVABLE, AVERAGE = "observable ", "average "  # with which a runner's names o
 PROBES = 5  # of the acceptance, during a call of ``draw``
 BASELINES = ("paired", "full", "both")
 TOL = 0.03, 1.0  # default tolerance, relative to the value or to the second number, if larger
+EFFECTIVE = 50  # effective draws per chain before which no standard error is trusted
 LEAST_EFFORT = 0.25  # share of the usual draws that even the loosest tolerance takes
 SHARE = 0.5  # of the free memory, where the problem has no budget
 # of a budget, for chains in one call: a mapped pass is not measured, but estimated from the passes
@@ -209,7 +211,10 @@ def make_runner(
     centre = vector.to(torch.promote_types(vector.dtype, torch.float32))
     drawing = plan.batch_size, plan.shared_batches, plan.seed
     source = None if whole else Minibatches(problem, *drawing)
-    setup = ChainSetup(problem, plan, centre, loss, source)
+    with torch.no_grad():
+        first = problem.batch_loss(problem.named(vector), problem.batches.first())
+    rounding = abs(loss) * torch.finfo(first.dtype).eps
+    setup = ChainSetup(problem, plan, centre, loss, rounding, source)
     small = problem.num_parameters * samples <= SMALL and memory is None
     # the modes that the problem and the kernel leave open
     makers: Makers = {"sequential": lambda: Runner(setup, kernel, chains, OneByOne(problem))}
@@ -442,6 +447,8 @@ class Collector:
         with np.errstate(over="ignore", invalid="ignore"):  # chains that run away
             energies: Array = kernel.nbeta * (arrays["loss"] - arrays["centre"])
         diagnostics = diagnose(energies, arrays["distance"], acceptance, bounded)
+        # the losses of batches are rounded each in its own way, and the mean is not
+        alike = plan.full_losses or runner.batch_size == setup.problem.num_samples
         return Chains(
             losses=arrays["loss"],
             centre_losses=arrays["centre"],
@@ -452,6 +459,7 @@ class Collector:
             nbeta=kernel.nbeta,
             localization=kernel.localization,  # type: ignore[arg-type]
             initial_loss=setup.centre_loss,
+            rounding=kernel.nbeta * setup.rounding if alike else 0.0,
             num_samples=setup.problem.num_samples,
             batch_size=runner.batch_size,
             burn_in=runner.steps - plan.thin * energies.shape[1],
@@ -601,6 +609,14 @@ class SamplingRequest:
         """The tolerance in words."""
         tol = TOL[0] if self.tol is None else self.tol
         return f"until the standard error is {tol:.3g} of the value"
+
+    def trusts(self, chains: Chains, reading: ChainReading) -> bool:
+        """Whether the draws are many and mixed enough for their standard error to be believed."""
+        if np.ptp(chains.energies) == 0:  # a constant loss: nothing fluctuates to be underrated
+            return True
+        if chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled:
+            return False
+        return chains.diagnostics.ess_mean >= self.effort * EFFECTIVE * len(chains)
 
     def is_met(self, reading: ChainReading) -> bool:
         """Whether the standard error is within the tolerance."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ def diagnose(
     if moving and kept.shape[1] >= 4:
         from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
-        rhat = float(array_stats.rhat(_halves(kept) if len(kept) == 1 else kept, **AXES))
+        with np.errstate(divide="ignore", invalid="ignore"):  # chains that stand still
+            rhat = float(array_stats.rhat(_halves(kept) if len(kept) == 1 else kept, **AXES))
         bulk, tail, mean = (_ess(kept, kind) for kind in ("bulk", "tail", "mean"))
     seen = drift(kept), distances.mean(axis=1), acceptance, diverged, bounded
     return Diagnostics(rhat, bulk, tail, mean, *seen, drift(distances[~diverged]))
@@ -162,6 +164,11 @@ class ChainReading:
     bias: float = 0.0
     unsettled: bool = False
     drifting: bool = False
+
+    def rounded(self, rounding: float) -> ChainReading:
+        """With the error from rounding of the losses added, unless no chain moved."""
+        error = math.hypot(self.stderr, rounding) if self.stderr else 0.0
+        return dataclasses.replace(self, stderr=error)
 
 
 def read(chains: Chains, parameters: int, full: bool = False) -> ChainReading:

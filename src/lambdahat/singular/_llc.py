@@ -31,7 +31,15 @@ from lambdahat.krylov import lanczos, random_vector
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, LearningCoefficient, Sensitivity, Status
-from lambdahat.sampling._sample import MODES, SamplingRequest, SamplingRun, Watch, place
+from lambdahat.sampling._sample import (
+    EFFECTIVE,
+    MODES,
+    TOL,
+    SamplingRequest,
+    SamplingRun,
+    Watch,
+    place,
+)
 from lambdahat.sampling.backends.chain_runner import ChainPlan
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samples, default_batch
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
@@ -41,13 +49,7 @@ from lambdahat.sampling.tuning.hamiltonian import (
     require_warm_up,
     trajectory_gradients,
 )
-from lambdahat.sampling.tuning.unadjusted import (
-    EFFECTIVE,
-    FULL,
-    draw_by_steps,
-    require_enough,
-    step_gradients,
-)
+from lambdahat.sampling.tuning.unadjusted import FULL, draw_by_steps, require_enough, step_gradients
 
 # chains count as not mixed where their distance from the centre changes by more than so many
 # standard errors, and by more than this part of its mean
@@ -239,7 +241,8 @@ def draw(problem: Problem, nbeta: float, /, **settings: Any) -> SamplingRun:
         start = joined if whole or kernel.exact else frozen
         run = draw_by_steps(start, kernel, request, plan, whole)
     chains = dataclasses.replace(run.chains, reasons={**reasons, **run.chains.reasons})
-    return dataclasses.replace(run, chains=chains)
+    reading, full = (part and part.rounded(chains.rounding) for part in (run.reading, run.full))
+    return dataclasses.replace(run, chains=chains, reading=reading, full=full)
 
 
 def read_settings(given: Mapping[str, Any]) -> tuple[SamplingRequest, ChainPlan]:
@@ -411,6 +414,8 @@ def _status(problem: Problem, run: SamplingRun, fixed: bool) -> Status:
     chains, reading = run.chains, run.reading
     if chains.status in (Status.DIVERGED, Status.NOT_MOVING, Status.REJECTED):
         return chains.status
+    if chains.rounding > TOL[0] * max(abs(reading.value), TOL[1]):
+        return Status.PRECISION_LIMIT
     if _below_centre(problem, run):
         return Status.NOT_A_MINIMUM
     if chains.status is Status.BOUNDED:
@@ -435,7 +440,7 @@ def _below_centre(problem: Problem, run: SamplingRun) -> bool:
     if reading.value + 2 * reading.stderr < 0:
         return True
     noise = math.sqrt(chains.noise.get("energy", 0.0))
-    deep = chains.energies < -BELOW_CENTRE[0] * abs(reading.value) - 4 * noise
+    deep = chains.energies < -BELOW_CENTRE[0] * abs(reading.value) - 4 * noise - chains.rounding
     if float(deep.mean()) > BELOW_CENTRE[1]:
         return True
     windows = chains.energies[:, : chains.energies.shape[1] // 25 * 25].reshape(len(chains), -1, 25)
@@ -443,7 +448,8 @@ def _below_centre(problem: Problem, run: SamplingRun) -> bool:
         means = windows.transpose(1, 0, 2).reshape(windows.shape[1], -1)
         # neighbours in a window are alike
         errors = means.std(axis=1, ddof=1) / math.sqrt(means.shape[1] / 5)
-        if bool((means.mean(axis=1) < -4 * errors - 1e-6 * abs(reading.value)).any()):
+        least = 1e-6 * abs(reading.value) + chains.rounding
+        if bool((means.mean(axis=1) < -4 * errors - least).any()):
             return True
     # an exact line search along the gradient gains ‖g‖⁴/(2|gᵀHg|) if the loss is quadratic
     theta = problem.vector

@@ -121,7 +121,7 @@ def mean_energy(chains: Chains) -> Estimate:
     if not fine.any():
         return Estimate(math.nan, math.nan, chains.cost, chains.status)
     bias = step_bias(chains) or Estimate(0.0, 0.0)
-    error = math.hypot(standard_error(energies[fine]), float(bias.stderr))
+    error = math.hypot(standard_error(energies[fine]), float(bias.stderr), chains.rounding)
     mean = float(energies[fine].mean()) - float(bias)
     return Estimate(mean, error, chains.cost, chains.status, degrees_of_freedom(chains))
 

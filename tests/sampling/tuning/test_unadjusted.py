@@ -158,8 +158,8 @@ def energies_of(mean: float, error: float, seed: int) -> np.ndarray:
 def draws_of(
     kernel: Kernel, mean: float, error: float, seed: int, trace: float = 0.0, tied: float = 0.0
 ) -> Draws:
-    """Draws of a quadratic loss."""
-    record = {"work": np.full((4, 400), 2 * mean)}
+    """Draws of a quadratic loss; forces are noise alone."""
+    record = {"work": np.full((4, 400), 2 * mean), "heat": np.full((4, 400), trace)}
     noise = {"trace": trace, "tied": tied}
     return Draws(kernel, energies_of(mean, error, seed), record, noise)
 
@@ -299,6 +299,38 @@ def test_a_thermostat_absorbs_the_noise_of_small_batches():
     found = llc(problem, kernel="sgnht", batch_size=128, seed=1, max_gradients=16_000)
     truth = exact.quadratic(eigenvalues(problem), found.nbeta, found.localization)
     assert abs(found.value - truth) < 3 * found.stderr < 0.4 * truth
+
+
+@pytest.mark.parametrize(
+    ("kernel", "step", "batch"),
+    [
+        ("sghmc", 8e-4, 32),
+        ("sghmc", 1e-4, 32),
+        ("kinetic", 5e-3, 32),
+        ("rmsprop_sgld", 1e-3, 32),
+        ("rmsprop_sgld", 1e-3, 4000),
+    ],
+)
+def test_what_a_given_step_adds_is_in_the_error(kernel, step, batch):
+    """Nothing is subtracted, and no value far from the truth is CONVERGED."""
+    problem = regression(width=20)
+    found = llc(problem, kernel=kernel, step_size=step, batch_size=batch, draws=1000, burn_in=300)
+    truth = exact.quadratic(eigenvalues(problem), found.nbeta, found.localization)
+    assert found.value == found.raw
+    assert abs(found.value - truth) < 3 * found.stderr
+    far = abs(found.value - truth) > 0.5 * truth
+    assert found.status is Status.STEP_BIAS if far else found.discretisation_bias > 0
+
+
+def test_sghmc_takes_off_what_its_steps_add_to_the_whole_data():
+    """100 alike directions, at whose time step each has 10 % too much variance, and 60 % at
+    twice the step.
+    """
+    found = llc(bowl((1.0,) * 100), kernel="sghmc", localization=1.0)
+    truth = exact.quadratic([1.0] * 100, found.nbeta, 1.0)
+    assert found.status is Status.CONVERGED
+    assert found.raw > 1.05 * truth
+    assert abs(found.value - truth) < 3 * found.stderr
 
 
 # Every kernel finds its settings

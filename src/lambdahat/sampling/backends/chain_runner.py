@@ -251,12 +251,16 @@ class ChainPlan:
 
 @dataclass(frozen=True)
 class ChainSetup:
-    """What all runners of a run share; ``source`` is None where steps see the whole data."""
+    """What all runners of a run share; ``source`` is None where steps see the whole data.
+
+    ``rounding`` is the error of a loss over the whole data at its precision.
+    """
 
     problem: Problem
     plan: ChainPlan
     centre: Tensor
     centre_loss: float
+    rounding: float
     source: Minibatches | None
 
 

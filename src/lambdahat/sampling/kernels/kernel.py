@@ -315,6 +315,11 @@ class Kernel(ABC):
             return 2 / degree * step / (4 * self.damping) * trace * share
         return 2 / degree * step**2 / 8 * trace * share
 
+    @property
+    def virial_excess(self) -> float:
+        """What finite steps without gradient noise add to (w − w*)·∇U, as a multiple of ‖Sᵀ∇U‖²."""
+        return 0.0
+
     @abstractmethod
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         """One step of every chain."""

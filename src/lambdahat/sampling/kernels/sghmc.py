@@ -42,6 +42,11 @@ class SGHMC(Kernel):
         return -math.log1p(-self.friction) / self.time_step
 
     @property
+    def virial_excess(self) -> float:
+        """Around a minimum a direction of curvature a has the variance 1/[a(1 − εa/(8 − 4α))]."""
+        return self.step_size / (8 - 4 * self.friction)
+
+    @property
     def is_unadjusted_mala(self) -> bool:  # type: ignore[override]
         return self.friction == 1
 

@@ -23,7 +23,7 @@ from lambdahat.sampling._sample import (
     make_runner,
 )
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Readings
-from lambdahat.sampling.diagnostics import RHAT, read
+from lambdahat.sampling.diagnostics import read
 from lambdahat.sampling.kernels import HMC
 from lambdahat.sampling.kernels.hmc import FEWEST
 
@@ -239,8 +239,7 @@ def draw_by_trajectories(
                     going = count > 0 and collector.draw(count)
                 chains = collector.chains(reasons)
                 reading = read(chains, problem.num_parameters)
-                apart = chains.diagnostics.rhat > RHAT or reading.unsettled
-                spent = apart or not request.is_met(reading)
+                spent = not (request.trusts(chains, reading) and request.is_met(reading))
                 if not spent or goal < check or not going:
                     break
             reasons["draws"] = f"{request.goal}, up to {most} gradients a chain"

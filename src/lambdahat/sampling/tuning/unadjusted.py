@@ -43,7 +43,6 @@ from lambdahat.sampling._sample import (
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Readings
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, LARGE, default_batch
 from lambdahat.sampling.diagnostics import (
-    RHAT,
     ChainReading,
     blocked_error,
     loss_degree,
@@ -83,8 +82,7 @@ MASS_SIZE, SLOW_RELAXATION = 200, 15
 MASS_GAIN = 1.25  # least speed-up for which it is kept
 # prior standard deviation of the bias as a part of λ̂: left after a bias formula, and without one
 BIAS_PRIOR, BIAS_PRIOR_WITHOUT_FORMULA = 0.01, 0.15
-# rounds, and effective draws per chain, before which no standard error is trusted
-FEWEST_ROUNDS, EFFECTIVE = 4, 50
+FEWEST_ROUNDS = 4  # before which no standard error is trusted
 
 
 def draw_by_steps(
@@ -126,11 +124,17 @@ def draw_by_steps(
                 if isinstance(kernel, Kinetic):
                     means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
                 chains = dataclasses.replace(chains, noise=means)
-            fine, work, heat = ~chains.diagnostics.diverged, chains.work, chains.heat
-            if request.tuned and fine.any() and work is not None and heat is not None:
-                readings = {"work": work[fine], "heat": heat[fine]}
+            fine, bias = ~chains.diagnostics.diverged, chains.step_bias
+            if noise and fine.any():
+                seen = {"work": chains.work, "heat": chains.heat, "virial": chains.virials}
+                readings = {
+                    name: values[fine] for name, values in seen.items() if values is not None
+                }
                 draws = Draws(kernel, chains.energies[fine], readings, chains.noise)
-                bias = bias_of_steps(draws, coarse, parameters)
+                if request.tuned:
+                    bias = bias_of_steps(draws, coarse, parameters)
+                elif kernel.bias_formula != "steps":  # chains of SGLD show theirs, see step_bias
+                    bias = bias_of_given_steps(draws, parameters)
                 chains = dataclasses.replace(chains, step_bias=bias)
             reading = read(chains, parameters, request.baseline == "full")
             if request.draws is not None or not going or chains.diagnostics.diverged.any():
@@ -154,13 +158,9 @@ def draw_by_steps(
 def _is_trusted(
     chains: Chains, reading: ChainReading, request: SamplingRequest, lengths: Lengths
 ) -> bool:
-    """Whether the draws are many and mixed enough for their standard error to be believed."""
-    if np.ptp(chains.energies) == 0:  # a constant loss: nothing fluctuates that could be underrated
-        return True
-    if chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled:
-        return False
-    effective = chains.diagnostics.ess_mean >= request.effort * EFFECTIVE * len(chains)
-    return effective and len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
+    """Whether the request trusts the draws, of so many rounds unless the loss is constant."""
+    enough = chains.energies.shape[1] >= FEWEST_ROUNDS * lengths.round
+    return request.trusts(chains, reading) and (enough or np.ptp(chains.energies) == 0)
 
 
 @dataclass(frozen=True)
@@ -704,14 +704,40 @@ def reduce_step_size(runner: AnyRunner, most: int) -> tuple[Kernel, str]:
 
 @dataclass(frozen=True)
 class Draws:
-    """What shows the bias of a kernel's steps: energies, work and heat of its draws, and the noise
-    of batches there.
+    """What shows the bias of a kernel's steps: energies, work, heat and virial of its draws, and
+    the noise of batches there.
     """
 
     kernel: Kernel
     energies: Array
     readings: Mapping[str, Array]
     noise: Mapping[str, float]
+
+    @property
+    def raw(self) -> float:
+        """The mean energy."""
+        return float(self.energies.mean())
+
+    @property
+    def share(self) -> float:
+        """The share of the noise that heats the loss; the rest heats the localization."""
+        trace = self.noise["trace"]
+        return min(max(1 - self.noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
+
+
+def bias_of_given_steps(draws: Draws, parameters: int) -> Estimate:
+    """What steps of a given size add to the mean energy, as far as it is known: nothing is
+    subtracted, so that the value is 0 and all of it is in the error.
+
+    Where no formula explains it, it is the excess of the virial over its mean P under the
+    posterior, if that is clear of noise: a loss of degree q has 1/q of it.
+    """
+    if draws.kernel.bias_formula == "none":
+        virial, degree = draws.readings["virial"], loss_degree(draws.readings["work"], draws.raw)
+        excess = float(virial.mean()) - parameters
+        return Estimate(0.0, excess / degree if excess > 2 * blocked_error(virial) else 0.0)
+    added, doubt = explained_bias(draws, draws.share, parameters)
+    return Estimate(0.0, math.hypot(added, doubt))
 
 
 def bias_of_steps(draws: Draws, coarse: Draws | None, parameters: int) -> Estimate:
@@ -725,10 +751,8 @@ def bias_of_steps(draws: Draws, coarse: Draws | None, parameters: int) -> Estima
     is least. Where D contradicts the prior by more than two standard deviations, half of the
     contradiction goes into the error.
     """
-    raw, trace = float(draws.energies.mean()), draws.noise["trace"]
-    # the share of the noise that heats the loss; the rest heats the localization
-    share = min(max(1 - draws.noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
-    explained, prior = explained_bias(draws, share, parameters)
+    raw = draws.raw
+    explained, prior = explained_bias(draws, draws.share, parameters)
     known = math.isfinite(explained)
     formula = explained if known else 0.0
     if coarse is None:
@@ -737,8 +761,8 @@ def bias_of_steps(draws: Draws, coarse: Draws | None, parameters: int) -> Estima
     factor = 1.0 if linear else 3.0
     # the share is taken from all draws at h: the few measurements at 2h would make it noisier, and
     # it is the same there
-    there, _ = explained_bias(coarse, share, parameters)
-    difference = float(coarse.energies.mean()) - (there if known else 0.0) - (raw - formula)
+    there, _ = explained_bias(coarse, draws.share, parameters)
+    difference = coarse.raw - (there if known else 0.0) - (raw - formula)
     fine, rough = (blocked_error(part.energies) ** 2 for part in (draws, coarse))
     total = fine + rough + (factor * prior) ** 2
     weight = max((factor * prior**2 - fine) / total, 0.0) if total > 0 else 0.0
@@ -757,7 +781,7 @@ def explained_bias(draws: Draws, share: float, parameters: int) -> tuple[float, 
     localization is known between two bounds only: ``share``, which is right if V does not depend on
     w, and 1.
     """
-    kernel, raw = draws.kernel, float(draws.energies.mean())
+    kernel, raw = draws.kernel, draws.raw
     if kernel.bias_formula == "none":
         return math.nan, BIAS_PRIOR_WITHOUT_FORMULA * abs(raw)
     if kernel.bias_formula == "steps":
@@ -768,4 +792,6 @@ def explained_bias(draws: Draws, share: float, parameters: int) -> tuple[float, 
     trace, degree = draws.noise["trace"], loss_degree(draws.readings["work"], raw)
     least, most = (kernel.noise_bias(trace, part, degree, raw, parameters) for part in (share, 1.0))
     value = (least + most) / 2
+    if kernel.virial_excess:
+        value += kernel.virial_excess * (float(draws.readings["heat"].mean()) - trace) / degree
     return value, 0.25 * abs(value) + (most - least) / 2 + BIAS_PRIOR * abs(raw)
