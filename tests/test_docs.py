@@ -111,11 +111,7 @@ QUESTIONS = {
         "difference between two checkpoints",
         "compare SGD and Adam",
     ),
-    "not-mixed": (
-        "Why is my result NOT_MIXED?",
-        "NOT_MIXED",
-        "status not mixed",
-    ),
+    "not-mixed": ("Why is my result NOT_MIXED?", "NOT_MIXED", "status not mixed"),
     "not-a-minimum": (
         "What does NOT_A_MINIMUM mean?",
         "NOT_A_MINIMUM",
