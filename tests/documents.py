@@ -27,7 +27,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 # Pages and examples that sample, train or sweep for long: `make docs-check` runs them.
 LONG = """learning-coefficient.md compare-checkpoints.md transformer-coefficient.md bayes.md
-not-a-minimum.md batch-and-step.md sampling.md ground-truth.md mini-batch-spectra.md
+not-a-minimum.md not-mixed.md batch-and-step.md sampling.md ground-truth.md mini-batch-spectra.md
 minibatch-results.md reproductions.md top-eigenvalue.md learning-rate.md log-determinants.md
 natural-gradient.md shrinkage.md learning_coefficient.py llc_along_training.py"""
 BLOCK = re.compile(

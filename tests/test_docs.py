@@ -90,6 +90,7 @@ QUESTIONS = {
         "llc of a transformer",
         "local learning coefficient of a language model",
         "λ̂ of my transformer",
+        "λ̂ of my Hugging Face model",
     ),
     "learning-rate": (
         "Which learning rate can I use?",
@@ -108,7 +109,9 @@ QUESTIONS = {
         "compare checkpoints",
         "which of two checkpoints is sharper",
         "difference between two checkpoints",
+        "compare SGD and Adam",
     ),
+    "not-mixed": ("Why is my result NOT_MIXED?", "NOT_MIXED", "status not mixed"),
     "not-a-minimum": (
         "What does NOT_A_MINIMUM mean?",
         "NOT_A_MINIMUM",

@@ -365,6 +365,11 @@ MISUSES = {
         TypeError,
         r"model must be a torch.nn.Module.*parameters=",
     ),
+    "a compiled model": (
+        lambda m: KFAC(torch.compile(m, backend="eager"), 0.1),
+        ValueError,
+        "model must not be compiled, got one of torch.compile; train it as it is",
+    ),
     "negative damping": (
         lambda m: KFAC(m, 0.1, -1.0),
         ValueError,

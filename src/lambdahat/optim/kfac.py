@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lambdahat._core import check
-from lambdahat._core.device import multiply, pull_back
+from lambdahat._core.device import COMPILED, multiply, pull_back
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.operators.kronecker_factors import Fisher, join_outputs
 from lambdahat.optim import descent
@@ -238,6 +238,12 @@ class KFAC(descent.Descent):
     ) -> None:
         cure = "KFAC hooks its layers; pass parameter groups as parameters="
         check.require_type(model, nn.Module, "model", "be a torch.nn.Module", cure)
+        compiled = any(
+            COMPILED in layer._modules or layer._compiled_call_impl is not None
+            for layer in model.modules()
+        )
+        cure = "train it as it is: torch.compile traces no hooks that read layers"
+        check.require(not compiled, "model", "not be compiled", "one of torch.compile", cure)
         check.require_choice(kind, "kind", KINDS)
         check.require_choice(fisher, "fisher", FISHERS)
         check.require_choice(sharing, "sharing", ("expand", "reduce"))
