@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -203,6 +204,15 @@ def test_same_seed_same_answer_other_seed_same_values():
     assert torch.allclose(first.values, other.values, atol=1e-8)
 
 
+def test_residuals_of_a_dense_decomposition_grow_with_its_order():
+    draw = torch.randn(450, 450, generator=torch.Generator().manual_seed(0), dtype=D)
+    matrix = draw + draw.T
+    found = eigenpairs(operator(matrix), 450)
+    vectors = found.vectors.numpy().astype(np.longdouble)
+    rest = matrix.numpy().astype(np.longdouble) @ vectors - vectors * found.values.numpy()
+    assert (np.sqrt((rest**2).sum(axis=0)) <= found.residuals.numpy()).all()
+
+
 def test_negation_swaps_the_ends():
     A = operator(with_eigenvalues(SPECTRA["indefinite"]))
     assert torch.allclose(
@@ -330,3 +340,39 @@ def test_a_mixture_of_eigenvalues_is_not_taken_for_one(name, which):
         pairs = eigenpairs(operator(matrix), k, which, tol=1e-10, seed=seed)
         assert pairs.status is Status.CONVERGED
         assert float((pairs.values - exact).abs().max()) < 2e-10 * float(values.max())
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_cluster_wider_than_the_tolerance_is_resolved(k):
+    """The mean of a cluster looks like an eigenvalue, with r²/gap far below the tolerance, until
+    the Krylov space tells its members apart.
+    """
+    for seed in range(40):
+        rng = torch.Generator().manual_seed(seed)
+        count, tol = 2 + seed % 3, (1e-4, 1e-6, 1e-8)[seed % 3]
+        width = tol * 10 ** (0.5 + 2 * float(torch.rand(1, generator=rng)))
+        cluster = 1 - width * torch.rand(count, generator=rng, dtype=D)
+        values = torch.cat([cluster, 0.1 + 0.4 * torch.rand(200, generator=rng, dtype=D)])
+        found = eigenpairs(operator(torch.diag(values)), k, tol=tol, seed=seed)
+        assert found.status is Status.CONVERGED
+        assert float((found.values - wanted(values, "largest", k)).abs().max()) <= tol
+
+
+@pytest.mark.parametrize("memory", [None, 30])
+def test_an_eigenvalue_beside_a_mixture_of_two_is_found(memory):
+    """Where one Ritz value stands for two eigenvalues, no eigenvalue of the complement lies near
+    them: the second is seen in the coupling alone.
+    """
+    for seed in range(40):
+        rng = torch.Generator().manual_seed(seed)
+        tol, places = (1e-3, 1e-5)[seed % 2], 3 * torch.rand(12, generator=rng, dtype=D)
+        values = torch.cat([-places.sqrt(), 0.1 * torch.rand(140, generator=rng, dtype=D)])
+        values[1:4] = values[0] + tol * 3 * torch.randn(3, generator=rng, dtype=D)
+        budget = None if memory is None else memory * 8 * len(values)
+        found = eigenpairs(
+            operator(torch.diag(values)), 8, "smallest", tol, max_memory=budget, seed=seed
+        )
+        scale = float(values.abs().max())
+        assert found.status is Status.CONVERGED
+        errors = (found.values - wanted(values, "smallest", 8)).abs()
+        assert float(errors.max()) <= tol * scale

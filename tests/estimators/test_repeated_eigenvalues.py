@@ -15,7 +15,9 @@ from torch import nn
 
 import lambdahat as lh
 from lambdahat.estimators import _eigenpairs as eigen
-from lambdahat.krylov.restart import Limits, Wanted, chance_to_miss
+from lambdahat.krylov import Krylov, restart
+from lambdahat.krylov.lanczos import random_vector
+from lambdahat.krylov.restart import Wanted, chance_to_miss
 from tests.cases import with_eigenvalues
 
 D = torch.float64
@@ -143,16 +145,33 @@ def test_the_search_costs_few_products_where_nothing_is_repeated(monkeypatch):
         matrix = lh.operator(torch.diag(values))
         whole = lh.eigenpairs(matrix, 10)
         with monkeypatch.context() as patch:
-            patch.setattr(Limits, "empty", True)
+            patch.setattr(restart, "missing", lambda *_: False)
             alone = lh.eigenpairs(matrix, 10)
         assert 0 < whole.cost - alone.cost <= most, name
         assert whole.status is lh.Status.CONVERGED
 
 
+@pytest.mark.parametrize(
+    ("values", "which", "k", "tol"),
+    [
+        (np.repeat([0.0, *np.linspace(0.02, 1, 100)], [100, *[1] * 100]), "smallest", 50, 0.03),
+        (np.arange(300) % 10, "largest", 10, 0.3),
+        (np.arange(120) % 6, "magnitude", 40, 0.3),
+        (np.append(np.zeros(400), np.random.default_rng(0).normal(size=15)), "smallest", 80, 0.3),
+    ],
+)
+def test_a_copy_that_moves_no_value_by_the_tolerance_is_followed_by_others(values, which, k, tol):
+    """Each copy moves the wanted values on by one place, all copies together by far more."""
+    found = lh.eigenpairs(np.diag(values.astype(float)), k, which, tol)
+    errors = found.values.numpy() - expected(np.sort(values.astype(float))[::-1], which, k)
+    assert found.status is lh.Status.CONVERGED
+    assert np.abs(errors).max() <= tol * np.abs(values).max()
+
+
 def test_one_eigenvalue_needs_no_search():
     """Copies of a single eigenvalue would change nothing."""
     matrix = lh.operator(with_eigenvalues([5.0, 5.0, *np.linspace(-1, 1, 300)]))
-    assert lh.eigenpairs(matrix, 1).cost <= 9
+    assert lh.eigenpairs(matrix, 1).cost <= 12
     assert lh.spectral_norm(matrix).value == pytest.approx(5.0, rel=1e-3)
 
 
@@ -189,7 +208,6 @@ def test_the_chance_to_miss_is_that_of_random_starts():
     """
     values = np.append(np.linspace(-1, 1, 200), 2.0)
     rng = np.random.default_rng(0)
-    limits = Limits(high_cut=1.5, high=2.0)
     for _ in range(20):
         start = rng.standard_normal(201)
         start[-1] = 0.0  # as if there were none at 2
@@ -201,7 +219,7 @@ def test_the_chance_to_miss_is_that_of_random_starts():
                 w = w - vector * (vector @ w)
             beta.append(float(np.linalg.norm(w)))
             basis.append(w / beta[-1])
-        chance = chance_to_miss(alpha, beta, limits, 201)
+        chance = chance_to_miss(alpha, beta, 2.0, 201)
         mass = chance**2 * np.pi / 2 / 201
         # the polynomials of the measure without an atom at 2 bound what one could hide there
         powers = np.polynomial.polynomial.polyvander(values, 8)
@@ -210,17 +228,42 @@ def test_the_chance_to_miss_is_that_of_random_starts():
         assert mass == pytest.approx(1 / (point @ np.linalg.solve(gram, point)), rel=1e-4)
 
 
+@pytest.mark.parametrize("capacity", [40, 12])
+def test_what_a_start_may_hide_follows_from_the_ritz_pairs_through_restarts(capacity):
+    """v·z = (v·q)Π_i Σ_j c_j(z_i·x_j)/(y − θ_j) for an eigenvector v of eigenvalue y."""
+    values = torch.cat([torch.linspace(-1, 1, 200, dtype=D), torch.tensor([1.3], dtype=D)])
+    operator, wanted = lh.operator(torch.diag(values)), Wanted("largest")
+    start = random_vector(operator, 0, "start")
+    start[-1] = 1e-10
+    state = Krylov(operator, start, capacity)
+    while state.products < 20:
+        if state.size == capacity:
+            restart._Projection.of(state, wanted, 3).restart(lock=False, room=False)
+        state.extend()
+    pairs = restart._Projection.of(state, wanted, 3)
+    assert (capacity == 12) == bool(state.cycles)
+    assert float(pairs.values.max()) < 1.2  # the eigenvalue 1.3 has not been seen
+    chance = pairs.chance(1, 1.3)
+    if capacity == 40:
+        alpha, beta = (part[: state.size].tolist() for part in (state.alpha, state.beta))
+        assert chance == pytest.approx(chance_to_miss(alpha, beta, 1.3, 201), rel=1e-6)
+    vector, poles = torch.eye(201, dtype=D)[-1], pairs.couplings / (1.3 - pairs.values)
+    seen = math.sqrt(1 + float(poles.square().sum())) * float(vector @ state.rows[state.size])
+    overlap = chance * math.sqrt(math.pi / 2 / 201) * seen
+    assert float(start[-1]) == pytest.approx(abs(overlap), rel=1e-5)
+
+
 @pytest.mark.parametrize(
-    ("which", "values", "limits"),
+    ("which", "values", "ends"),
     [
-        ("largest", [5.0, 4.0, 3.0], (-math.inf, 3.1, -math.inf, 3.9)),
-        ("smallest", [-2.0, 1.0, 3.0], (2.9, math.inf, 1.1, math.inf)),
-        ("magnitude", [5.0, -4.0, 3.0], (-3.1, 3.1, -3.9, 4.9)),
-        ("both", [5.0, 4.0, -1.0, -2.0], (-1.1, 4.1, -1.9, 4.9)),
-        ("largest", [5.0, 5.05], (-math.inf, math.inf, -math.inf, math.inf)),
-        ("largest", [5.0], (-math.inf, math.inf, -math.inf, math.inf)),
+        ("largest", [5.0, 4.0, 3.0], [(1, 3.1, 3.975)]),
+        ("smallest", [-2.0, 1.0, 3.0], [(-1, -2.9, -1.025)]),
+        ("magnitude", [5.0, -4.0, 3.0], [(1, 3.1, 4.975), (-1, 3.1, 3.975)]),
+        ("both", [5.0, 4.0, -1.0, -2.0], [(1, 4.1, 4.975), (-1, 1.1, 1.975)]),
+        ("largest", [5.0, 5.05], [(1, 5.1, math.inf)]),
+        ("largest", [5.0], [(1, 5.1, math.inf)]),
     ],
 )
-def test_where_copies_matter(which, values, limits):
-    found = Wanted(which).limits(torch.tensor(values, dtype=D), len(values), 0.1)
-    assert (found.low_cut, found.high_cut, found.low, found.high) == pytest.approx(limits)
+def test_where_eigenvalues_that_are_missing_matter(which, values, ends):
+    found = Wanted(which).ends(torch.tensor(values, dtype=D), len(values), 0.1)
+    assert [(end.sign, end.cut, end.copies) for end in found] == [pytest.approx(e) for e in ends]

@@ -88,10 +88,11 @@ def eigenpairs(
     vectors is also multiplied in float64, on at most 4,096 samples, which ``cost`` does not count.
     The status is PRECISION_LIMIT if rounding keeps the values from reaching ``tol``.
 
-    Repeated eigenvalues are returned with their multiplicity: a few more products, from a random
-    vector orthogonal to the Krylov space, search for copies, and Lanczos continues orthogonally to
-    the known pairs if any are found. A missing copy goes unnoticed with a probability of at most
-    0.1 %. If ``max_matvecs`` ends that search, the status is NOT_CONVERGED.
+    Clustered eigenvalues are told apart where the tolerance asks for it, and repeated ones are
+    returned with their multiplicity: a few more products, from a random vector orthogonal to the
+    Krylov space, search for those that are missing, and Lanczos continues orthogonally to the known
+    pairs if any are found. A missing eigenvalue goes unnoticed with a probability of at most 0.1 %.
+    If ``max_matvecs`` ends that search, the status is NOT_CONVERGED.
     """
     operator = require_symmetric(operator, "eigenpairs")
     k = min(10, operator.dim) if k is None else k
@@ -239,10 +240,12 @@ def _diagonalise(operator: LinearOperator, wanted: Wanted, count: int) -> tuple[
     chosen = wanted.select(values, count)
     scale = float(values.abs().max())
     noise = max(asymmetry, float(torch.finfo(operator.dtype).eps) * scale)
-    residuals = torch.full((count,), ROUNDING * noise, dtype=torch.float64)
-    kept = vectors[:, chosen.to(vectors.device)].to(working_dtype(operator))
+    kept, values = vectors[:, chosen.to(vectors.device)], values[chosen]
+    left = torch.linalg.vector_norm(matrix @ kept - kept * values.to(kept.device), dim=0).cpu()
+    residuals = torch.hypot(left, torch.tensor(ROUNDING * noise, dtype=torch.float64))
     errors, cost = torch.zeros_like(residuals), operator.matvecs - before
-    return RitzPairs(values[chosen], kept, residuals, errors, noise, scale, cost), exponent
+    kept = kept.to(working_dtype(operator))
+    return RitzPairs(values, kept, residuals, errors, noise, scale, cost), exponent
 
 
 def default_budget(count: int) -> int:

@@ -330,6 +330,7 @@ class Krylov:
         self.scratch = torch.empty_like(self.basis[0])
         self.size = self.kept = self.origin = self.products = self._checked = 0
         self.slack = 0.0
+        self.cycles: list[tuple[Tensor, Tensor]] = []
         self.captured = CapturedSteps.of(self.basis, operator, (self.alpha, self.beta, self.drift))
 
     def extend(self, orthogonalise: bool = True) -> None:
@@ -413,7 +414,7 @@ class Krylov:
         self.beta[self.size - 1] = 0.0
         if self.size == self.kept:  # the arrow of a restart ends here too
             self.beta[: self.size] = 0.0
-        self.origin = self.size
+        self.origin, self.cycles = self.size, []
 
     def projected(self) -> Tensor:
         """T (m, m) on the host, float64."""

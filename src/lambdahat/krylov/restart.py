@@ -15,47 +15,39 @@ from lambdahat._core.progress import report
 from lambdahat.krylov.lanczos import BREAKDOWN, Krylov, dot, norm, random_vector, require_finite
 from lambdahat.operators.base import LinearOperator
 
-# with a tolerance above this one values must stay for some more steps: a start that hardly sees φ₁
-# converges to λ₂ first
-RELIABLE_TOL = 1e-5
-CONFIRMING_STEPS = 8
-# products whose effect on the values their errors must have foretold
-WITNESSED_STEPS = 4
 ROUNDING = 8.0  # the residual that rounding leaves, in roundings of the spectral scale
-MISSED = 1e-3  # probability with which a search may overlook one missing copy of an eigenvalue
+MISSED = 1e-3  # probability with which an eigenvalue may be overlooked
+CLEAR = 0.75  # of the tolerance, beyond the least wanted value: copies of such values matter
+LOCKED = 0.1  # of the tolerance: residuals with which pairs are locked
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Where an eigenvalue that has not been found would change the answer.
+class End:
+    """An end of the spectrum at which eigenvalues are wanted, in values times ``sign``, −1 for the
+    lower end.
 
-    One below ``low_cut`` or above ``high_cut`` would replace a wanted one. A Krylov space leaves
-    out copies of its eigenvalues, so those beyond the cuts lie below ``low`` or above ``high``.
+    An eigenvalue that has not been found changes the wanted ones by more than the tolerance if it
+    lies beyond ``cut``. The wanted values whose copies would lie there are those beyond ``copies``,
+    which is infinite if there are none.
     """
 
-    low_cut: float = -math.inf
-    high_cut: float = math.inf
-    low: float = -math.inf
-    high: float = math.inf
-
-    @property
-    def empty(self) -> bool:
-        """True when no copy of a wanted value would change the answer."""
-        return math.isinf(self.low) and math.isinf(self.high)
+    sign: int
+    cut: float
+    copies: float = math.inf
 
     @classmethod
-    def beyond(
-        cls, top: Tensor, bottom: Tensor, cuts: tuple[float, float], target: float
-    ) -> Limits:
-        """For values wanted because they are large or small: those beyond a cut may have copies."""
-        high_cut, above = cls._end(top, cuts[1], target)
-        low_cut, below = cls._end(-bottom, -cuts[0], target)
-        return cls(-low_cut, high_cut, -below, above)
+    def of(cls, sign: int, wanted: Tensor, least: float, target: float) -> End:
+        """For ``wanted`` values of this end, and the ``least`` of all that are wanted, known to
+        ``target``.
+        """
+        clear = wanted[wanted > least + CLEAR * target]
+        copies = float(clear.min()) - (1 - CLEAR) * target if len(clear) else math.inf
+        return cls(sign, least + target, copies)
 
-    @staticmethod
-    def _end(values: Tensor, cut: float, target: float) -> tuple[float, float]:
-        clear = values[values > cut + target]
-        return (cut, float(clear.min()) - target) if len(clear) else (math.inf, math.inf)
+    @property
+    def gap(self) -> tuple[float, ...]:
+        """The ends of the interval in which only values lie that are no copies."""
+        return (self.cut,) if math.isinf(self.copies) else (self.cut, self.copies)
 
 
 @dataclass(frozen=True)
@@ -77,23 +69,18 @@ class Wanted:
             return order[:count]
         return order if len(order) <= 2 * half else torch.cat([order[:half], order[-half:]])
 
-    def best(self, values: Tensor, count: int) -> Tensor:
-        """The ``count`` most wanted values, without signs for "magnitude"."""
-        chosen = values[self.select(values, count)]
-        return chosen.abs() if self.which == "magnitude" else chosen
-
-    def limits(self, values: Tensor, count: int, target: float) -> Limits:
-        """Where a missing eigenvalue would change the wanted values, known to ``target``."""
+    def ends(self, values: Tensor, count: int, target: float) -> tuple[End, ...]:
+        """The ends at which an eigenvalue that has not been found would change the wanted values,
+        known to ``target``.
+        """
         chosen, half = values[self.select(values, count)], (count + 1) // 2
         if self.which == "magnitude":
-            cut = float(chosen.abs().min()) + target
-            return Limits.beyond(chosen, chosen, (-cut, cut), target)
-        none = chosen[:0]
-        top = {"largest": chosen, "both": chosen[:half]}.get(self.which, none)
-        bottom = {"smallest": chosen, "both": chosen[-half:]}.get(self.which, none)
-        low = float(bottom.max()) - target if len(bottom) else -math.inf
-        high = float(top.min()) + target if len(top) else math.inf
-        return Limits.beyond(top, bottom, (low, high), target)
+            least = float(chosen.abs().min())
+            return tuple(End.of(sign, sign * chosen, least, target) for sign in (1, -1))
+        whole = {"largest": (1, chosen), "smallest": (-1, -chosen)}
+        both = (1, chosen[:half]), (-1, -chosen[-half:])
+        sides = both if self.which == "both" else (whole[self.which],)
+        return tuple(End.of(sign, side, float(side.min()), target) for sign, side in sides)
 
 
 @dataclass(frozen=True)
@@ -132,17 +119,19 @@ def thick_restart_lanczos(
 
     Thick-restart Lanczos (Wu and Simon 2000), which is Krylov–Schur for symmetric matrices: at most
     ``capacity`` + 1 vectors are stored. The wanted pairs have converged when min(r, r²/gap) ≤
-    max(tol·max|θ|, rounding) for all of them; with ``tol`` above 1e-5 the values must then stay for
-    eight more products, or a third as many as they took, unless they reach 1e-5 before.
+    max(tol·max|θ|, rounding) for all of them, and when a random start would hide an eigenvalue
+    that replaces one of them with a probability of at most ``MISSED``.
 
-    A Krylov space holds one vector of each eigenspace. So a few more products from a random vector
-    in its orthogonal complement look for further copies of the eigenvalues (see ``misses``). Only
-    if there are some, or if the Krylov space ends, does Lanczos go on from random vectors beside
-    what was found, until one of them finds no more.
+    The gap is that to another Ritz value, of which a young Krylov space shows too few: the mean of
+    a cluster looks like one eigenvalue. And a Krylov space holds one vector of each eigenspace. So
+    products from a random vector in its orthogonal complement look for what is missing. If the
+    next eigenvalue is too near for that, Lanczos goes on until its own start would hide nothing but
+    copies, and the search is for these. Only if there are some, or if the Krylov space ends, does
+    Lanczos go on from random vectors beside what was found, until one of them finds no more.
     """
     state = Krylov(operator, random_vector(operator, seed, task, 0), capacity, place)
-    starts, look, cuda, copies = 0, 0, operator.device.type == "cuda", False
-    settled = _Settled(wanted, k, tol)
+    starts, look, cuda = 0, 0, operator.device.type == "cuda"
+    copies = tried = False
     while True:
         state.extend()
         report(task, state.products, max_matvecs)
@@ -151,24 +140,21 @@ def thick_restart_lanczos(
         if not (must or broke):
             continue
         pairs = _Projection.of(state, wanted, k)
-        settled.note(pairs)
         several = copies or broke or state.origin > 0
-        if pairs.resolved(tol) and (several or settled.confirms(pairs)):
+        if pairs.resolved(tol):
             if pairs.complete(tol):
                 return pairs.extract()
-            if not several:
-                copies = misses(
-                    state, pairs.limits(tol), random_vector(operator, seed, task, 1), max_matvecs
-                )
-                if not copies:
+            points, most = pairs.search(tol, first=not tried), max_matvecs
+            if points and not several:
+                if not tried:
+                    most = min(most, 2 * state.products)
+                found = missing(state, points, random_vector(operator, seed, task, 1), most)
+                if found is False:
                     return pairs.extract()
+                copies, tried = found is True, True
         if state.products >= max_matvecs:
             return pairs.extract(complete=False)
-        # a start that found nothing new goes on until it rules out more, or it would never be the
-        # last
-        again = broke or (
-            several and pairs.exhausted(tol if pairs.improved(tol) else min(tol, RELIABLE_TOL))
-        )
+        again = broke or (several and pairs.exhausted(tol))
         if again or state.size == capacity:
             pairs.restart(lock=again and not broke, room=state.size < capacity)
         if again:
@@ -177,24 +163,45 @@ def thick_restart_lanczos(
         look = state.size + max(4 if cuda else 1, state.size // 16)
 
 
-def misses(state: Krylov, limits: Limits, start: Tensor, max_matvecs: int) -> bool:
-    """Whether there are eigenvalues beyond the cuts in the complement of a decomposition.
+def missing(
+    state: Krylov, points: list[tuple[int, float]], start: Tensor, max_matvecs: int
+) -> bool | None:
+    """Whether eigenvalues beyond one of the ``points``, each a sign and a value, were missed.
 
-    Lanczos without reorthogonalisation on the operator projected to the complement. True when a
-    Ritz value lies beyond a cut, or the products run out. False when an eigenvalue beyond
-    ``limits`` would have gone unnoticed with a probability of at most ``MISSED``.
+    For q the next vector of the decomposition AX = XΘ + qcᵀ, and B the operator projected to the
+    complement of X, as many eigenvalues lie beyond x as Ritz values, and as eigenvalues of
+    B + Σ_j c_j²/(x − θ_j)·qqᵀ (Schur complement). None if the products do not suffice to tell.
+    """
+    values, _, couplings = state.ritz()
+    answers = []
+    for sign, point in points:
+        energy = float((couplings**2 / _apart(point, sign * values)).sum())
+        answers.append(_misses(state, sign, point, energy, start, max_matvecs))
+        if answers[-1] is not False:
+            return answers[-1]
+    return False
+
+
+def _misses(
+    state: Krylov, sign: int, point: float, energy: float, start: Tensor, max_matvecs: int
+) -> bool | None:
+    """Whether B + ``energy``·qqᵀ has eigenvalues beyond a point; see ``missing``.
+
+    Lanczos without reorthogonalisation. True when a Ritz value lies there, False when an eigenvalue
+    would have gone unnoticed with a probability of at most ``MISSED``.
     """
     basis, operator, count = state.basis, state.operator, state.size
-    w = start.to(basis.device, basis.dtype)
+    w, residual = start.to(basis.device, basis.dtype), basis[count]
     for _ in range(2):
         basis.orthogonalise(w, count)
     vector, before = w / norm(w).to(basis.dtype), torch.zeros_like(w)
     alpha: list[float] = []
     beta: list[float] = []
     while state.products < max_matvecs:
-        w = (operator @ vector).to(basis.dtype)
+        w = sign * (operator @ vector).to(basis.dtype)
         state.products += 1
         require_finite(w)
+        w.add_(residual, alpha=energy * float(dot(residual, vector)))
         alpha.append(float(dot(w, vector)))
         w.sub_(alpha[-1] * vector)
         if beta:
@@ -202,35 +209,29 @@ def misses(state: Krylov, limits: Limits, start: Tensor, max_matvecs: int) -> bo
         basis.orthogonalise(w, count)
         beta.append(float(norm(w)))
         values = _tridiagonal_values(alpha, beta)
-        if float(values[0]) < limits.low_cut or float(values[-1]) > limits.high_cut:
+        if float(values[-1]) > point:
             return True
         small = BREAKDOWN * state.rounding * float(values.abs().max())
         ended = count + len(alpha) == operator.dim or beta[-1] <= small
-        if ended or chance_to_miss(alpha, beta, limits, operator.dim - count) <= MISSED:
+        if ended or chance_to_miss(alpha, beta, point, operator.dim - count) <= MISSED:
             return False
         before, vector = vector, w / beta[-1]
-    return True
+    return None
 
 
-def chance_to_miss(alpha: list[float], beta: list[float], limits: Limits, dim: int) -> float:
+def _apart(point: float, values: Tensor) -> Tensor:
+    """``point`` − ``values``, but not 0."""
+    gaps = point - values
+    return torch.where(gaps == 0, torch.finfo(gaps.dtype).tiny, gaps)
+
+
+def chance_to_miss(alpha: list[float], beta: list[float], point: float, dim: int) -> float:
     """The probability that a random start in ``dim`` dimensions hides an eigenvalue beyond
-    ``limits``.
+    ``point``.
 
     The coefficients fix moments of the start's spectral measure, whose mass at x is at most
-    1/Σp_j(x)², p_j its orthonormal polynomials (Christoffel function; Akhiezer 1965, §2.5). An
-    eigenvector's squared overlap with a random vector is t/dim, t about χ²₁, and below that mass
-    with a probability of at most √(2·dim/(π·Σp_j²)).
+    1/Σp_j(x)², p_j its orthonormal polynomials (Christoffel function; Akhiezer 1965, §2.5).
     """
-    values = _tridiagonal_values(alpha, beta)
-    if float(values[0]) <= limits.low or float(values[-1]) >= limits.high:
-        return 1.0
-    ends = (end for end in (limits.low, limits.high) if math.isfinite(end))
-    mass = max((_largest_mass(alpha, beta, end) for end in ends), default=0.0)
-    return min(1.0, math.sqrt(2 * dim * mass / math.pi))
-
-
-def _largest_mass(alpha: list[float], beta: list[float], point: float) -> float:
-    """1/Σp_j(point)² over the orthonormal polynomials of degree 0 to the number of steps."""
     before, last, total = 0.0, 1.0, 1.0
     for j, (diagonal, coupling) in enumerate(zip(alpha, beta, strict=True)):
         step = (point - diagonal) * last - (beta[j - 1] * before if j else 0.0)
@@ -238,7 +239,15 @@ def _largest_mass(alpha: list[float], beta: list[float], point: float) -> float:
             return 0.0
         before, last = last, step / coupling
         total += last**2
-    return 1.0 / total
+    return chance_of_overlap(1.0 / total, dim)
+
+
+def chance_of_overlap(mass: float, dim: int) -> float:
+    """The probability that a random unit vector has a squared overlap of at most ``mass``.
+
+    It is t/dim, t about χ²₁, and below that mass with a probability of at most √(2·dim·mass/π).
+    """
+    return min(1.0, math.sqrt(2 * dim * mass / math.pi))
 
 
 def _tridiagonal_values(alpha: list[float], beta: list[float]) -> Tensor:
@@ -285,56 +294,94 @@ class _Projection:
         chosen = self.wanted.select(self.values, self.k)
         return len(chosen) >= self.k and bool((self.errors[chosen] <= self.target(tol)).all())
 
-    def accurate(self, tol: float) -> bool:
-        """True when the wanted values and the newest start's best one have converged."""
-        newest = self.values[self.state.origin :]
-        if len(newest) == 0 or not self.resolved(tol):
-            return False
-        best = self.state.origin + self.wanted.select(newest, 1)
-        # gaps to the first few values of a new start may be those of mixtures; residuals are sure
-        young = self.state.kept <= self.state.origin and len(newest) < CONFIRMING_STEPS
-        sure = self.couplings[best].abs() if young and self.state.origin > 0 else self.errors[best]
-        return bool((sure <= self.target(tol)).all())
-
     def target(self, tol: float) -> float:
         return max(tol * self.scale, self.noise)
 
-    def limits(self, tol: float) -> Limits:
-        """Where a missing eigenvalue would change the wanted ones by more than the tolerance: half
-        of it is for the missing one, half for those that are known.
+    def ends(self, tol: float) -> tuple[End, ...]:
+        """Where a missing eigenvalue would change the wanted ones by more than the tolerance."""
+        return self.wanted.ends(self.values, self.k, self.target(tol))
+
+    def copies(self, tol: float) -> list[tuple[int, float]]:
+        """The ends at which copies of eigenvalues matter, and beyond which value."""
+        ends = self.ends(tol)
+        return [(end.sign, end.copies) for end in ends if math.isfinite(end.copies)]
+
+    def search(self, tol: float, first: bool) -> list[tuple[int, float]]:
+        """Beyond which values to look for missing eigenvalues, none if it is too early.
+
+        At ``first`` for all that matter. If that took too long, only for copies, once nothing else
+        can be missing. As many eigenvalues as Ritz values θ_j beyond x are those values up to
+        Σ_j c_j²/(θ_j − x), which half of the tolerance is for.
         """
-        return self.wanted.limits(self.values, self.k, self.target(tol) / 2)
+        points = self.copies(tol)
+        if first and points:
+            points = [(end.sign, end.cut) for end in self.ends(tol)]
+        elif not self.likely(tol):
+            return []
+        for sign, point in points:
+            beyond = (sign * self.values - point).clamp_min(0.0)
+            energies = self.couplings**2 / torch.where(beyond > 0, beyond, math.inf)
+            if float(energies.sum()) > self.target(tol) / 2:
+                return []
+        return points
+
+    def chance(self, sign: int, point: float) -> float:
+        """The probability that the newest start hides an eigenvalue at a ``point``.
+
+        An eigenvector v of eigenvalue y has the overlaps v·x_j = (v·q)c_j/(y − θ_j) with the Ritz
+        vectors, and so v·z = (v·q)Σ_j c_j(z·x_j)/(y − θ_j) with the first vector z of this cycle,
+        which is the q of the cycle before. Without restarts this is the bound of
+        ``chance_to_miss``.
+        """
+        state, new = self.state, slice(self.state.origin, self.state.size)
+        overlap = 1.0
+        for values, start in [*state.cycles, (self.values[new], self._start)]:
+            overlap *= float((start / _apart(point, sign * values)).sum())
+        rest = self.couplings[new] / _apart(point, sign * self.values[new])
+        mass = overlap**2 / (1 + float(rest.square().sum()))
+        return chance_of_overlap(mass, state.operator.dim - state.origin)
+
+    @property
+    def _start(self) -> Tensor:
+        """c_j(z·x_j) of the newest start's Ritz vectors with the first vector z of the cycle."""
+        state = self.state
+        return (self.couplings * self.weights[max(state.origin, state.kept)])[state.origin :]
+
+    def likely(self, tol: float) -> bool:
+        """True when no eigenvalue but a copy can be missing among the wanted ones."""
+        return all(
+            self.chance(end.sign, point) <= MISSED
+            for end in self.ends(tol)
+            if end.cut < end.copies
+            for point in end.gap
+        )
 
     def complete(self, tol: float) -> bool:
-        """True when no copy of a repeated eigenvalue can be missing among the wanted ones.
+        """True when no eigenvalue can be missing among the wanted ones, not even a copy.
 
         Copies do not matter to a single eigenvalue, or where all wanted ones are equal. Otherwise a
-        later start must have ruled out more, or have converged to nothing better.
+        later start must have ruled them out.
         """
-        state, origin = self.state, self.state.origin
-        limits = self.limits(tol)
-        if limits.empty or state.size == state.operator.dim:
+        state, copies = self.state, self.copies(tol)
+        if state.size == state.operator.dim:
             return True
-        if origin == 0 or state.size == origin:
-            return False
-        if state.kept <= origin:  # else the newest start is no longer tridiagonal
-            alpha, beta = (part[origin : state.size].tolist() for part in (state.alpha, state.beta))
-            if chance_to_miss(alpha, beta, limits, state.operator.dim - origin) <= MISSED:
-                return True
-        return not self.improved(tol) and self.exhausted(min(tol, RELIABLE_TOL))
+        if state.origin == 0:
+            return not copies and self.likely(tol)
+        ruled_out = (self.chance(*at) <= MISSED and not self.beyond(*at) for at in copies)
+        return state.size > state.origin and all(ruled_out)
 
-    def improved(self, tol: float) -> bool:
-        """True when the newest start changed the wanted values, or there were too few."""
-        older = self.values[: self.state.origin]
-        if len(older) < self.k:
-            return True
-        changes = self.wanted.best(self.values, self.k) - self.wanted.best(older, self.k)
-        return bool((changes.abs() > self.target(tol)).any())
+    def beyond(self, sign: int, point: float) -> bool:
+        """True when the newest start has found a value beyond a point."""
+        return bool((sign * self.values[self.state.origin :] > point).any())
 
     def exhausted(self, tol: float) -> bool:
-        """True when the wanted pairs' residuals have converged, so that they can be locked."""
+        """True when the newest start has found what it can, so that its pairs can be locked."""
+        if not self.resolved(tol):
+            return False
+        first = self.state.origin == 0
+        found = self.likely(tol) if first else any(self.beyond(*at) for at in self.copies(tol))
         left = self.couplings[self.wanted.select(self.values, self.k)].abs().max()
-        return self.accurate(tol) and float(left) <= max(0.1 * tol * self.scale, self.noise)
+        return found and float(left) <= max(LOCKED * tol * self.scale, self.noise)
 
     def extract(self, complete: bool = True) -> RitzPairs:
         chosen = self.wanted.select(self.values, self.k)
@@ -358,63 +405,9 @@ class _Projection:
         else:
             spare = (self.state.size - len(chosen)) // 2
             newer = origin + self.wanted.select(self.values[origin:], len(newer) + spare)
+            self.state.cycles.append((self.values[origin:], self._start))
         keep = torch.cat([older, newer])
         self.state.restart(self.values[keep], self.weights[:, keep], couplings[keep], len(older))
-
-
-class _Settled:
-    """Whether values that look converged may be believed.
-
-    Their gaps are those to other Ritz values, which a young Krylov space does not see truly: of a
-    spectrum with one huge eigenvalue, or two near ones, it shows a mixture far from anything else.
-    """
-
-    def __init__(self, wanted: Wanted, k: int, tol: float) -> None:
-        self._wanted, self._k, self._tol = wanted, k, tol
-        # products, values and their estimated errors at each look
-        self._looks: list[tuple[int, Tensor, Tensor]] = []
-        self._values: Tensor | None = None
-        self._since = 0
-
-    def note(self, pairs: _Projection) -> None:
-        """Keep a look at the run."""
-        chosen = self._wanted.select(pairs.values, self._k)
-        if len(chosen) == self._k:
-            values = self._wanted.best(pairs.values, self._k)
-            self._looks.append((pairs.state.products, values, pairs.errors[chosen]))
-
-    def confirms(self, pairs: _Projection) -> bool:
-        """To be asked whenever the pairs look finished.
-
-        Residuals within a tight tolerance prove it. Else the errors must have been right about the
-        change of the values in the last four products. With a loose tolerance, or where no search
-        for copies follows that would see what a mixture hides, values must stay for more products.
-        """
-        if pairs.state.size == pairs.state.operator.dim:
-            return True
-        chosen, target = self._wanted.select(pairs.values, self._k), pairs.target(self._tol)
-        loose = self._tol > RELIABLE_TOL
-        if not loose and bool((pairs.couplings[chosen].abs() <= target).all()):
-            return True
-        if not self._foretold(pairs):
-            return False
-        searched = loose or not pairs.limits(self._tol).empty
-        if searched and pairs.accurate(min(self._tol, RELIABLE_TOL)):
-            return True
-        values, products = self._wanted.best(pairs.values, self._k), pairs.state.products
-        off = None if self._values is None else (values - self._values).abs()
-        if off is None or bool((off > target).any()):
-            self._values, self._since = values, products
-        return products - self._since >= max(CONFIRMING_STEPS, self._since // 3)
-
-    def _foretold(self, pairs: _Projection) -> bool:
-        """Whether the values have changed by no more than their errors said."""
-        before = [look for look in self._looks if look[0] <= pairs.state.products - WITNESSED_STEPS]
-        if not before:
-            return False
-        _, values, errors = before[-1]
-        moved = (self._wanted.best(pairs.values, self._k) - values).abs()
-        return bool((moved <= errors + pairs.target(self._tol)).all())
 
 
 def value_errors(values: Tensor, residuals: Tensor) -> Tensor:

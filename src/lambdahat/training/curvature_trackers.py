@@ -92,9 +92,10 @@ def _copies(
 ) -> bool:
     """Whether further copies of the eigenvalues would, or might, change the wanted ones."""
     values = state.ritz()[0]
-    limits = wanted.limits(values, count, max(tol * float(values.abs().max()), state.noise()))
+    ends = wanted.ends(values, count, max(tol * float(values.abs().max()), state.noise()))
     start = krylov.random_vector(state.operator, seed, "copies of leading pairs")
-    return not limits.empty and krylov.misses(state, limits, start, most)
+    points = [(end.sign, end.copies) for end in ends if math.isfinite(end.copies)]
+    return krylov.missing(state, points, start, most) is not False
 
 
 def _restart(state: krylov.Krylov, wanted: krylov.Wanted, count: int) -> None:
