@@ -610,16 +610,18 @@ class SamplingRequest:
         tol = TOL[0] if self.tol is None else self.tol
         return f"until the standard error is {tol:.3g} of the value"
 
-    def trusts(self, chains: Chains, reading: ChainReading) -> bool:
-        """Whether the draws are many and mixed enough for their standard error to be believed."""
+    def share(self, chains: Chains) -> float:
+        """The share that there is of the effective draws from which on a standard error is trusted,
+        1 at most; 0 for chains that have not mixed.
+        """
         if np.ptp(chains.energies) == 0:  # a constant loss: nothing fluctuates to be underrated
-            return True
-        if chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled:
-            return False
-        return chains.diagnostics.ess_mean >= self.effort * EFFECTIVE * len(chains)
+            return 1.0
+        if chains.diagnostics.rhat > RHAT:
+            return 0.0
+        return min(1.0, chains.diagnostics.ess_mean / (self.effort * EFFECTIVE * len(chains)))
 
-    def is_met(self, reading: ChainReading) -> bool:
-        """Whether the standard error is within the tolerance."""
-        if self.tol is not None:
-            return reading.stderr <= self.tol * abs(reading.value)
-        return reading.stderr <= TOL[0] * max(abs(reading.value), TOL[1])
+    def is_met(self, reading: ChainReading, share: float = 1.0) -> bool:
+        """Whether the standard error is within a ``share`` of the tolerance, and settled."""
+        tol, least = TOL if self.tol is None else (self.tol, 0.0)
+        allowed = share * tol * max(abs(reading.value), least)
+        return reading.stderr <= allowed and not (reading.drifting or reading.unsettled)

@@ -141,26 +141,26 @@ def draw_by_steps(
                 break
             if reading.drifting and runner.gradients_spent < lengths.most // 2:
                 collector, noise = dataclasses.replace(collector), []  # what was drawn is burn-in
-            elif request.is_met(reading) and _is_trusted(chains, reading, request, lengths):
+            elif _is_enough(chains, reading, request, lengths):
                 break
     finally:
         runner.close()
     spent = False
     if request.draws is None:
         reasons["draws"] = f"{request.goal}, up to {lengths.most} steps a chain"
-        trusted = _is_trusted(chains, reading, request, lengths)
-        spent = not (trusted and request.is_met(reading))
+        spent = not _is_enough(chains, reading, request, lengths)
     chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
     full = read(chains, parameters, True) if request.baseline == "both" else None
     return SamplingRun(chains, reading, spent, full)
 
 
-def _is_trusted(
+def _is_enough(
     chains: Chains, reading: ChainReading, request: SamplingRequest, lengths: Lengths
 ) -> bool:
-    """Whether the request trusts the draws, of so many rounds unless the loss is constant."""
-    enough = chains.energies.shape[1] >= FEWEST_ROUNDS * lengths.round
-    return request.trusts(chains, reading) and (enough or np.ptp(chains.energies) == 0)
+    """Whether the error is within the tolerance, by draws enough to trust it."""
+    rounds = chains.energies.shape[1] >= FEWEST_ROUNDS * lengths.round
+    enough = rounds or np.ptp(chains.energies) == 0  # a constant loss needs no more
+    return enough and request.share(chains) == 1 and request.is_met(reading)
 
 
 @dataclass(frozen=True)
