@@ -189,6 +189,14 @@ def test_pages_of_the_reference_are_of_readable_length(site):
 
 
 @pytest.mark.documents
+def test_stars_of_formulas_are_no_emphasis(site):
+    pages = {page.parent.name: page.read_text("utf-8") for page in site.glob("reference/*/*.html")}
+    for name, page in pages.items():
+        assert set(re.findall("<em>([^<]*)", page)) <= {"required"}, name
+        assert r"\*" not in page, name
+    assert "− L(w*)) at the problem's parameters w* (Lau" in pages["singular"]
+
+
 def test_the_gallery_has_every_figure_with_its_page_and_its_code(site):
     gallery, code = (
         (site / page / "index.html").read_text(encoding="utf-8")

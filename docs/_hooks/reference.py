@@ -6,12 +6,14 @@ another one.
 """
 
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import griffe
 
+keep_stars = runpy.run_path(str(Path(__file__).with_name("doctests.py")))["keep_stars"]
 ENTRY = re.compile(
     r"^(?:<!-- (?P<shown>lh\.[\w.]+) -->\n)?::: lambdahat\.(?P<path>[\w.]+)$", re.MULTILINE
 )
@@ -31,7 +33,7 @@ def _row(found: re.Match[str], source: str, anchor: bool = False) -> str:
     docstring = _package(source)[found["path"]].docstring
     text = docstring.value.split("\n\n")[0] if docstring else ""
     first = SENTENCE_END.split(" ".join(text.split()), maxsplit=1)[0]
-    said = first.replace("``", "`").replace("|", "\\|")
+    said = keep_stars(first.replace("``", "`").replace("|", "\\|"))
     shown = found["shown"] or f"lh.{found['path']}"
     here = f'<span id="lambdahat.{found["path"]}"></span>' if anchor else ""
     return f"| {here}[`{shown}`][lambdahat.{found['path']}] | {said} |"
