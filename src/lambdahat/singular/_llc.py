@@ -241,7 +241,8 @@ def draw(problem: Problem, nbeta: float, /, **settings: Any) -> SamplingRun:
         start = joined if whole or kernel.exact else frozen
         run = draw_by_steps(start, kernel, request, plan, whole)
     chains = dataclasses.replace(run.chains, reasons={**reasons, **run.chains.reasons})
-    reading, full = (part and part.rounded(chains.rounding) for part in (run.reading, run.full))
+    reading, full = run.reading.rounded(chains.rounding), run.full
+    full = None if full is None else full.rounded(chains.rounding)
     return dataclasses.replace(run, chains=chains, reading=reading, full=full)
 
 
