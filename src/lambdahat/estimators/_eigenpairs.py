@@ -137,8 +137,9 @@ def power_iteration(
     Algorithm 1 of the regularization thesis, Q, R = QR(AQ), with Rayleigh–Ritz values and another
     stopping rule: successive Q also differ little where neighbouring |λ| are close and Q turns
     slowly. Here a pair has converged when its residual ‖Av − λv‖ is at most ``tol``·max|λ|, so that
-    an eigenvalue lies that close. ``max_matvecs`` defaults to 500 products a pair. ``eigenpairs``
-    needs far fewer.
+    an eigenvalue lies that close. It need not be one of the k largest if others are hardly smaller,
+    or if all are nearly equal: the value may then be off by several ``tol``. ``max_matvecs``
+    defaults to 500 products a pair. ``eigenpairs`` needs far fewer, and rules larger ones out.
     """
     operator = require_symmetric(operator, "power_iteration")
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
