@@ -75,16 +75,14 @@ def memory(work: str, case: str, by: str = OURS) -> Read:
     return lambda stored, machine: getattr(stored.row(machine, work, case, by), "memory", math.nan)
 
 
-def faster(work: str, case: str, peer: str, accuracy: float = math.inf) -> Read:
-    """How many times as fast as the peer ours is; nothing where the peer is not as accurate as
-    that.
-    """
+def faster(work: str, case: str, peer: str) -> Read:
+    """How many times as fast as the peer ours is; nothing where the peer is not accurate enough."""
 
     def read(stored: Stored, machine: str) -> float:
         ours, other = (stored.row(machine, work, case, by) for by in (OURS, peer))
         return (
             math.nan
-            if ours is None or other is None or other.error > accuracy
+            if ours is None or other is None or not other.accurate
             else other.cost / ours.cost
         )
 
@@ -282,7 +280,7 @@ def degeneracy() -> Iterator[Figure]:
         goal = f"kinetic step, 784-128-10, {chains} chains on the H200: at most 1.1 of SGLD's"
         read = filed(results, "ratio", by="steps", setting=f"graph, {chains} chains, batch 512")
         yield Figure("sampling", goal, "llc_cost.py", read, most=1.1, on=H200, where=(H200,))
-    read = faster("λ̂ to 5 %", "least squares, d = 30", "devinterp", accuracy=0.05)
+    read = faster("λ̂ to 5 %", "least squares, d = 30", "devinterp")
     yield Figure(
         "sampling",
         "λ̂ of least squares to 5 %, compared with devinterp",

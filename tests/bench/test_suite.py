@@ -137,7 +137,7 @@ def test_a_network_whose_package_is_broken_or_missing_is_a_row_that_says_so(tmp_
     monkeypatch.setattr(rows, "SMALL_NETWORKS", small)
     assert [row.note for task in rows.network_rows(Plan(quick=True)) for row in task] == [
         "torchvision was built for another torch: pip install torchvision",
-        "No module named 'absent': pip install absent",
+        "absent is not installed: pip install absent",
     ]
 
 

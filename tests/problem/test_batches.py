@@ -180,7 +180,7 @@ REFUSED = {
         (X, Y[:5]),
         None,
         ValueError,
-        r"same first dimension, got shapes \(10, 4\), \(5,\)",
+        r"same first dimension, got shapes \(10, 2\), \(5,\)",
     ),
     "no tensors": (
         [("a", "b")],
