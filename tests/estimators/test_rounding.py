@@ -634,6 +634,26 @@ def test_a_curvature_that_a_random_vector_misses_has_an_error(seed: int) -> None
         assert found.status is Status.CONVERGED
 
 
+def test_an_error_in_one_direction_is_not_missed_by_chance() -> None:
+    """cos(10⁴w) has a curvature that float32 does not know, in one entry of sixty."""
+    worst = 0.0
+    for place in range(40):
+
+        def loss(params: dict[str, Tensor], place: int = place) -> Tensor:
+            w = params["w"]
+            return w.square().sum() / 2 + 1e-8 * (1e4 * w[place]).cos()
+
+        matrices = [
+            lh.hessian(lh.Problem.from_function(loss, {"w": torch.linspace(1, 2, 60)}, dtype=dtype))
+            for dtype in (torch.float32, torch.float64)
+        ]
+        single, double = (matrix.dense().double() for matrix in matrices)
+        rounding = rounding_of(matrices[0])
+        assert rounding is not None
+        worst = max(worst, float((single - double).norm()) / rounding.frobenius)
+    assert worst < 8
+
+
 def test_a_parameter_of_one_entry_has_an_error():
     """The one reading of its row can be 0 by chance; 20 networks, float64 diagonals for truth."""
 

@@ -376,3 +376,21 @@ def test_too_many_outputs_for_exact_factors_are_sent_to_sampling(
     ):
         lh.kfac(problem)
     assert lh.kfac(problem, kind="monte_carlo").dim == problem.num_parameters
+
+
+@pytest.mark.parametrize(("dtype", "logit"), [(torch.float32, 22.0), (torch.float64, 45.0)])
+def test_saturated_logits_have_the_curvature_of_both_classes(
+    dtype: torch.dtype, logit: float
+) -> None:
+    """σ(z) is 1 up to rounding, and its curvature e^−z all the same."""
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.fill_(logit)
+    x = torch.tensor([[1.0], [2.0]])
+    problem = lh.Problem(model, "bce_with_logits", (x, torch.ones(2, 1)), dtype=dtype)
+    truth = (2.0 + 5.0) / 2 * math.exp(-logit) / (1 + math.exp(-logit)) ** 2
+    for operator in (lh.ggn(problem), lh.hessian(problem)):
+        found = lh.trace(operator, method="exact")
+        assert found.value / truth == pytest.approx(1.0, rel=1e-5)
+        assert found.stderr <= 1e-5 * truth

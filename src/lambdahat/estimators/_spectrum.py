@@ -184,7 +184,7 @@ def spectrum(
     first of these that fits.
 
     For a model below float64, residuals and the errors of moments include its rounding, measured by
-    two products in each precision on at most 4,096 samples, which ``cost`` does not count. The
+    four products in each precision on at most 4,096 samples, which ``cost`` does not count. The
     status is PRECISION_LIMIT if rounding changes the trace by more than the probes do, or the
     largest eigenvalue by more than 1 %.
     """

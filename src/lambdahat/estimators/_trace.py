@@ -152,7 +152,7 @@ def trace(
     ``probe`` is "rademacher", "gaussian" or "sphere"; by default Rademacher, and sphere for XTrace.
 
     For a model below float64 the error includes its rounding, measured on at most 256 samples by
-    the closed form or by two products in each precision, which ``cost`` does not count; the status
+    the closed form or by four products in each precision, which ``cost`` does not count; the status
     is PRECISION_LIMIT if rounding dominates. An exact trace of such a model has no other error.
 
     >>> from lambdahat.operators import operator

@@ -45,7 +45,9 @@ DRAWS = 4  # random vectors that show how curved the loss is at each output
 LEADING, NEAREST, SUSPECTS, OTHERS = 48, 24, 24, 32
 LONGER = 3.0  # by how much the sums over all samples may err more than those over the samples drawn
 SPARSE = 8  # rows below which the root mean square of a parameter's rows may be near 0 by chance
-VECTORS = 12  # of float64 that a comparison takes
+# random vectors: a single one may all but miss an error that is in few directions
+RANDOM = 3
+VECTORS = 20  # of float64 that a comparison takes
 MEMORY_SHARE = 0.25
 
 
@@ -60,8 +62,7 @@ class RoundedProduct:
 
 @dataclass(frozen=True)
 class Rounding:
-    """The errors E of an operator A on a ``random`` unit vector z, and on one near ``leading``
-    ones.
+    """The errors E of an operator A on ``random`` unit vectors z, and on one near ``leading`` ones.
 
     By named parameter, or for all rows: ``rows``, the root mean square of √P·Ez, which is the norm
     of a row of E, and of Ev at least; ``row_sizes``, the same of A; ``lengths``, the numbers of
@@ -115,7 +116,7 @@ def rounding_of(operator: LinearOperator, samples: int = FEW) -> Rounding | None
     """The rounding of an operator's products; None if exact by definition, or without memory.
 
     A matrix is what its entries say. Models below float64 are compared with float64 on at most so
-    many samples, by two products in each precision, once per operator. Finite differences in
+    many samples, by four products in each precision, once per operator. Finite differences in
     float64 are compared with those of a longer step.
     """
     if isinstance(operator, Normalised):
@@ -297,13 +298,14 @@ def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:
 
 
 def _measure(operator: LinearOperator, comparison: PrecisionComparison) -> Rounding | None:
-    draw = torch.randn(operator.dim, 1, generator=generator(0, "rounding"), dtype=torch.float32)
-    z = (draw / torch.linalg.vector_norm(draw)).to(operator.device)
+    sizes, stream = (RANDOM, operator.dim), generator(0, "rounding")
+    draw = torch.randn(sizes, generator=stream, dtype=torch.float32).T
+    z = (draw / torch.linalg.vector_norm(draw, dim=0)).to(operator.device)
     image, error = comparison.multiply(z)
-    v, image_v, error_v = z, image, error
-    size = torch.linalg.vector_norm(image)
+    v, image_v, error_v = z[:, :1], image[:, :1], error[:, :1]
+    size = torch.linalg.vector_norm(image_v)
     if 0 < float(size) < math.inf:  # the product turns z towards the leading eigenvectors
-        v = (image / size).to(operator.dtype)
+        v = (image_v / size).to(operator.dtype)
         image_v, error_v = comparison.multiply(v)
     lengths = (
         (operator.dim,) if operator.space is None else tuple(map(math.prod, operator.space.shapes))
@@ -313,7 +315,7 @@ def _measure(operator: LinearOperator, comparison: PrecisionComparison) -> Round
     rows, sizes = (
         tuple(
             max(root * float(a.square().mean().sqrt()), float(b.square().mean().sqrt()))
-            for a, b in zip(by_z[:, 0].split(lengths), by_v[:, 0].split(lengths), strict=True)
+            for a, b in zip(by_z.split(lengths), by_v.split(lengths), strict=True)
         )
         for by_z, by_v in ((error, error_v), (image, image_v))
     )
@@ -334,11 +336,12 @@ def _measure(operator: LinearOperator, comparison: PrecisionComparison) -> Round
             max(row, relative * size, usual) if n < SPARSE else row
             for row, size, n in zip(rows, sizes, lengths, strict=True)
         )
+    # root mean squares over the vectors, and the mean of the forms
     random, leading = (
         RoundedProduct(
-            max(float(e.norm()), eps * float(y.norm())),
-            float((x.double() * e).sum().abs()),
-            float(y.norm()),
+            max(float(e.norm()), eps * float(y.norm())) / math.sqrt(x.shape[1]),
+            float((x.double() * e).sum().abs()) / x.shape[1],
+            float(y.norm()) / math.sqrt(x.shape[1]),
         )
         for x, y, e in ((z, image, error), (v, image_v, error_v))
     )

@@ -555,8 +555,8 @@ class BinaryCrossEntropy(_Elementwise):
         require(not (low < 0 or high > 1), "targets", "lie in [0, 1]", got, cure)
 
     def curvature(self, output: Tensor, target: Tensor) -> Tensor:
-        p = output.sigmoid()
-        return self._mass(target.to(p)) * p * (1 - p)
+        p, rest = output.sigmoid(), (-output).sigmoid()  # 1 − p is 0 where p is 1 up to rounding
+        return self._mass(target.to(p)) * p * rest
 
     def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
         p = output.sigmoid()
