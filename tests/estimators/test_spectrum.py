@@ -107,6 +107,19 @@ def test_degeneracy_is_the_share_of_zeros_where_all_values_are_resolved(rank):
     assert found.value < 1 or rank == 0
 
 
+@pytest.mark.parametrize("psd", [True, False])
+@pytest.mark.parametrize("depth", [20, 60, 100, 130])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_null_space_that_lanczos_finds_again_counts_once_and_whole(sign, depth, psd):
+    """Where the other values have converged, rounding brings 0 back, with no weight."""
+    values = torch.cat([torch.zeros(200), torch.linspace(0.5, 1.5, 100)]).double()
+    A = operator(torch.diag(sign * values), psd=psd and sign > 0)
+    for seed in range(6):
+        found = spectrum(A, depth, 2, seed=seed).degeneracy()
+        assert abs(float(found) - 2 / 3) <= 4 * float(found.stderr)
+        assert 0.01 < float(found.stderr) < 0.05
+
+
 def test_error_of_the_moments_is_true():
     """Var(zᵀAz) = 2/(P+2)·(tr A²/P − (tr A/P)²) for z on the unit sphere, and one probe knows
     it.

@@ -269,27 +269,33 @@ class Spectrum(Result):
 
         Appendix of "Flatness is a False Friend": one for a positive semi-definite operator, two for
         a Hessian, whose zero cluster Lanczos splits in two (both defaults). Without ``merge`` a
-        Ritz value that is resolved, as an eigenvalue other than 0, does not count.
+        Ritz value that is resolved, as an eigenvalue other than 0, does not count. The error is
+        that of the probes; it does not include eigenvalues that the depth does not tell from 0.
         """
         at_zero = self._nearest_zero(merge)
         return self.expectation(lambda _: at_zero)
 
     def _nearest_zero(self, merge: int | None = None) -> Array:
-        """1 at the ``merge`` nodes nearest 0 of each probe, else 0, (probes, depth)."""
+        """1 at the ``merge`` nodes nearest 0 of each probe, else 0, (probes, depth).
+
+        Nodes within the resolution of 0 count as one: where the Krylov space has ended but for
+        rounding, it finds 0 several times, all but once with no weight.
+        """
         default = min(1 if self.psd else 2, self.nodes.shape[1])
         count = default if merge is None else require_count(merge, "merge", 1, self.nodes.shape[1])
-        nearest = np.argsort(np.abs(self.nodes), axis=1, kind="stable")[:, :count]
         at_zero = np.zeros_like(self.nodes)
-        np.put_along_axis(at_zero, nearest, 1.0, axis=1)
-        if merge is None:
-            for row, nodes, weights, residuals in zip(
-                at_zero, self.nodes, self.weights, self.residuals, strict=True
-            ):
-                places = np.flatnonzero(weights > 0)
-                places = places[np.argsort(nodes[places])]
+        for row, nodes, weights, residuals in zip(
+            at_zero, self.nodes, self.weights, self.residuals, strict=True
+        ):
+            places = np.flatnonzero(weights > 0)
+            places = places[np.argsort(nodes[places])]
+            sizes = np.abs(nodes[places])
+            known = int((sizes <= self.resolution).sum())
+            chosen = np.argsort(sizes, kind="stable")[: count + max(known - 1, 0)]
+            row[places[chosen]] = 1.0
+            if merge is None:
                 alone = stand_alone(nodes[places], residuals[places])
-                away = residuals[places] < ALONE * np.abs(nodes[places])
-                row[places[alone & away]] = 0.0
+                row[places[alone & (residuals[places] < ALONE * sizes)]] = 0.0
         return at_zero
 
     def outliers(self) -> tuple[Estimate, ...]:
