@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,12 @@ def function(
     return lh.Problem.from_function(
         loss_fn, {"a": torch.ones(3)} if params is None else params, *args, **options
     )
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.trace(net(), X)
 
 
 class Apply(nn.Module):
@@ -368,7 +375,7 @@ LOSSES: dict[str, Row] = {
             batch_size=4,
         ),
         ValueError,
-        r"targets must lie in \[0, 1\], got values in \[0, 2\]",
+        r"targets must lie in \[0, 1\], got values in \[2, 2\]",
     ),
     "a number of a loss": (
         lambda: problem(loss=lambda z, y: F.cross_entropy(z, y).item()),
@@ -626,7 +633,7 @@ LOSSES: dict[str, Row] = {
 
 MODELS: dict[str, Row] = {
     "a scripted model": (
-        lambda: problem(torch.jit.trace(net(), X)),
+        lambda: problem(scripted()),
         TypeError,
         "model must be a module of Python, got a ScriptModule",
     ),

@@ -15,6 +15,7 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)}
 _UNITS |= {f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}
 
+FEW_LETTERS = 3  # from which on the beginning of a name says which
 MANY = 30  # choices, beyond which an error that has something better to say does not list them
 
 
@@ -180,7 +181,8 @@ def did_you_mean(value: Any, choices: Collection[str]) -> str:
         return ""
     folded = {choice.casefold(): choice for choice in choices}
     near = difflib.get_close_matches(value.casefold(), folded, 1)
-    near = near or [choice for choice in folded if value and choice.startswith(value.casefold())]
+    if len(value) >= FEW_LETTERS:
+        near = near or [choice for choice in folded if choice.startswith(value.casefold())]
     *first, last = [repr(folded[choice]) for choice in near] or [""]
     return f"did you mean {', '.join(first)}{' or ' if first else ''}{last}?" if last else ""
 
