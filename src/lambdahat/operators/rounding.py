@@ -298,8 +298,8 @@ def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:
 
 
 def _measure(operator: LinearOperator, comparison: PrecisionComparison) -> Rounding | None:
-    sizes, stream = (RANDOM, operator.dim), generator(0, "rounding")
-    draw = torch.randn(sizes, generator=stream, dtype=torch.float32).T
+    shape, stream = (RANDOM, operator.dim), generator(0, "rounding")
+    draw = torch.randn(shape, generator=stream, dtype=torch.float32).T
     z = (draw / torch.linalg.vector_norm(draw, dim=0)).to(operator.device)
     image, error = comparison.multiply(z)
     v, image_v, error_v = z[:, :1], image[:, :1], error[:, :1]
