@@ -63,7 +63,8 @@ def diagonal(
     estimate = _estimate(operator, tol, probes, seed)
     value = torch.as_tensor(estimate.value)
     # the matrix of a loss that is linear in the output is 0, and has no products to compare
-    exact = operator.exact if isinstance(operator, GaussNewton) else None
+    rounded = operator if isinstance(operator, GaussNewton) and operator.problem.reduced else None
+    exact = None if rounded is None else rounded.exact
     factors = exact.factors if isinstance(exact, ClosedForm) else None
     rounding = None if factors is not None and factors.linear else rounding_of(operator)
     if rounding is None:
