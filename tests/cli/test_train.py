@@ -372,9 +372,7 @@ def test_errors_are_one_line(folder):
     assert "options of 'sgd' must be among lr" in one_line_error(*BASIC, "--alpha", 0.1)
     assert "did you mean 'momentum'?" in one_line_error(*BASIC, "--momentun", 0.9)
     told = one_line_error(*BASIC, "--momentum", -2)
-    assert "options of 'sgd' must be those that it takes, got " in told
-    assert "momentum=-2" in told
-    assert told.endswith("Invalid momentum value: -2")
+    assert told.endswith("--optimizer sgd: Invalid momentum value: -2")
     assert "must be written as --name value, got '0.1'" in one_line_error(*BASIC, "0.1")
     assert "must be written as name=value" in one_line_error(*BASIC, "--regularizer", "l2:0.1")
     assert "--device must be available" in one_line_error(*BASIC, "--device", "tpu9")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lambdahat._core.check import did_you_mean, message, require, require_choice, require_like
+from lambdahat._core.check import did_you_mean, require, require_choice, require_like
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -54,16 +54,9 @@ def make_optimizer(name: str, model: nn.Module, **options: Any) -> Optimizer:
     """
     kind = OPTIMIZERS[require_choice(name, "name", OPTIMIZERS)]
     require_options(kind, name, options)
-    subject: Any = [p for p in model.parameters() if p.requires_grad]
-    subject = model if getattr(kind, "takes_model", False) else subject
-    try:
-        return kind(subject, **options)
-    except ValueError as error:  # torch's own say only "Invalid momentum value: -1"
-        if " must " in str(error):
-            raise
-        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
-        text = message(f"options of {name!r}", "be those that it takes", given, str(error))
-        raise ValueError(text) from error
+    if getattr(kind, "takes_model", False):
+        return kind(model, **options)  # type: ignore[arg-type]
+    return kind([p for p in model.parameters() if p.requires_grad], **options)
 
 
 def make_regularizer(name: str, **options: Any) -> Any:
