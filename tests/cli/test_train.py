@@ -415,11 +415,8 @@ def test_options_as_text():
         (["--lr", "nan"], "lr must be a number, got nan"),
         (["--lr", "inf"], "lr must be a finite number, got inf"),
         (["--nesterov", "3"], "nesterov must be True or False, got 3"),
-        (["--lr", "-1"], "options of 'sgd' must be those that it takes, got lr=-1.0"),
-        (
-            ["--nesterov", "--momentum", "0"],
-            "options of 'sgd' must be those that it takes, got lr=0.1, momentum=0, nesterov=True",
-        ),
+        (["--lr", "-1"], "--optimizer sgd: Invalid learning rate: -1.0"),
+        (["--nesterov", "--momentum", "0"], "--optimizer sgd: Nesterov momentum requires a mom"),
         (
             ["--optimizer", "adam", "--betas", "abc"],
             "betas must be numbers such as (0.9, 0.999), got 'abc'",
