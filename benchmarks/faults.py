@@ -1604,7 +1604,7 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
     run, problem = folder / "run", a_problem()
     optimizer = torch.optim.Adam(problem.source.parameters(), lr=0.01)
     fit(problem, optimizer, 3, batch_size=10, folder=run, averaging=IterateAverage(problem.source))
-    Recipe("mlp", "digits", settings={"lr": 0.01}).save(run)
+    Recipe("mlp", "digits", settings={"lr": 0.01}).save(run, resume=True)
     measured(folder / "measured")
     experiment = an_experiment(12)
     sweep(experiment, folder / "store", scale="smoke", command="lambdahat reproduce faults")
